@@ -1,0 +1,34 @@
+# Everything runs in .venv, which the first target that needs it creates.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.PHONY: demo test lint format benchmarks clean
+
+demo: $(INSTALLED)  ## show the theorem on this machine
+	$(BIN)/python -m unteach.experiments.theorem --out demo/theorem
+
+test: $(INSTALLED)  ## the whole suite, with coverage of src
+	$(BIN)/python -m pytest --cov --cov-report=term
+
+lint: $(INSTALLED)  ## ruff check, ruff format, types of src
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(INSTALLED)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+benchmarks: $(INSTALLED)  ## side-by-side timings, printed
+	$(BIN)/python benchmarks/optimizer.py
+
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "unteach needs Python 3.11 or newer: make PYTHON=python3.12")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) demo build src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .coverage

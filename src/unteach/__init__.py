@@ -1,0 +1,1 @@
+"""Make a language model forget chosen documents and keep everything else."""

@@ -1,0 +1,192 @@
+"""Membership: can one tell from a model's probabilities which texts it was trained on?
+
+The definitions are MUSE's. A text's *score* is a loss: low for a text the model has seen. AUC compares two
+sets of texts, PrivLeak compares the AUC with that of a model retrained without the forget set.
+"""
+
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from unteach.evaluation.statistics import RESAMPLES, Interval, checked, percentiles
+
+FRACTIONS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
+"""The fractions MUSE computes Min-k with."""
+SCORES = ("ppl", "ppl_lower", "ppl_zlib", *(f"min_{round(100 * fraction)}" for fraction in FRACTIONS))
+"""Names of the scores of one text: its mean log-loss, that divided by the loss of the lower-cased text, that
+divided by the length of the zlib-compressed text, and Min-k for every fraction."""
+SATURATED = 0.01
+"""An AUC this near to 0 or 1 is called saturated: PrivLeak then says which side, not how far."""
+
+
+def min_k(token_logprobs: ArrayLike, fraction: float = 0.4) -> float:
+    """Min-k % score: minus the mean of the lowest log-probabilities, -(1/k) Σ of the k smallest log p.
+
+    k = ⌊n · fraction⌋, at least 1, of n tokens. All tokens of the text count.
+
+    Differs from MUSE's code: there a text with n · fraction < 1 gives NaN.
+
+    Args:
+        token_logprobs: log-probability of each token of one text given those before it.
+        fraction: the share of tokens, above 0 and at most 1.
+
+    Returns:
+        A loss: low for text the model knows, never negative.
+
+    Raises:
+        ValueError: for an empty list, NaN, or a fraction out of range.
+    """
+    values = checked(token_logprobs, "token_logprobs")
+    if not 0 < fraction <= 1:
+        raise ValueError(f"fraction is {fraction}: a number above 0 and at most 1 is needed")
+    lowest = max(1, int(len(values) * fraction))
+    return float(-np.sort(values)[:lowest].mean())
+
+
+def membership_auc(forget_scores: ArrayLike, holdout_scores: ArrayLike) -> float:
+    """AUC = P(a holdout text looks more like a member than a forget text); ties count one half.
+
+    Scores are losses, so this is P(holdout < forget) + ½ P(holdout = forget), MUSE's `forget_holdout` AUC.
+    A memorised forget set gives 0, a model that never saw either set about 0.5, and a forget set that looks
+    less likely than unseen text gives up to 1. All scores equal: 0.5.
+
+    Args:
+        forget_scores: one loss-type score per forget text, such as `min_k`.
+        holdout_scores: the same for texts never trained on.
+
+    Raises:
+        ValueError: for an empty list or NaN.
+    """
+    forget = checked(forget_scores, "forget_scores")
+    holdout = np.sort(checked(holdout_scores, "holdout_scores"))
+    below = np.searchsorted(holdout, forget, side="left")
+    not_above = np.searchsorted(holdout, forget, side="right")
+    return float((below.sum() + not_above.sum()) / (2 * len(forget) * len(holdout)))
+
+
+def privleak(auc: float, auc_retrained: float) -> float:
+    """PrivLeak = 100 · (AUC - AUC_retrained) / AUC_retrained, in percent.
+
+    0: as private as retraining. -100: the forget set is still recognised in full. Positive: over-unlearned,
+    the forget set stands out as unusually unlikely; at most `privleak_bound(auc_retrained)`.
+
+    Args:
+        auc: `membership_auc` of the model.
+        auc_retrained: `membership_auc` of the model retrained without the forget set.
+
+    Raises:
+        ValueError: if one is not between 0 and 1, or the retrained model's is 0.
+    """
+    for name, value in (("auc", auc), ("auc_retrained", auc_retrained)):
+        if not 0 <= value <= 1:
+            raise ValueError(f"{name} is {value}: an AUC between 0 and 1 is needed")
+    if auc_retrained == 0:
+        raise ValueError(
+            "auc_retrained is 0: PrivLeak divides by it; is the reference the target model itself?"
+        )
+    return 100 * (auc - auc_retrained) / auc_retrained
+
+
+def privleak_bound(auc_retrained: float) -> float:
+    """The largest PrivLeak there can be: 100 · (1 - AUC_retrained) / AUC_retrained."""
+    return privleak(1.0, auc_retrained)
+
+
+def text_scores(text: str, logprobs: ArrayLike, lower_logprobs: ArrayLike | None = None) -> dict[str, float]:
+    """All membership scores of one text, keyed as in `SCORES`.
+
+    Args:
+        text: the text itself, for its compressed length.
+        logprobs: log-probabilities of its tokens.
+        lower_logprobs: those of the lower-cased text; without them `ppl_lower` is left out.
+    """
+    loss = min_k(logprobs, 1.0)
+    scores = {"ppl": loss}
+    if lower_logprobs is not None:
+        scores["ppl_lower"] = loss / max(min_k(lower_logprobs, 1.0), 1e-12)
+    scores["ppl_zlib"] = loss / len(zlib.compress(text.encode("utf-8")))
+    for fraction in FRACTIONS:
+        scores[f"min_{round(100 * fraction)}"] = min_k(logprobs, fraction)
+    return scores
+
+
+def auc_table(scores: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, float]:
+    """The AUC of every ordered pair of sets and every score, keyed `<first>_<second>_<score>`.
+
+    Args:
+        scores: for each set of texts (`forget`, `retain`, `holdout`) the scores of its texts.
+    """
+    table: dict[str, float] = {}
+    for first, first_texts in scores.items():
+        for second, second_texts in scores.items():
+            for name in first_texts[0]:
+                table[f"{first}_{second}_{name}"] = membership_auc(
+                    [text[name] for text in first_texts], [text[name] for text in second_texts]
+                )
+    return table
+
+
+def resampled_aucs(forget_scores: ArrayLike, holdout_scores: ArrayLike, seed: int = 0) -> NDArray[np.float64]:
+    """AUCs of `RESAMPLES` resamplings of both sets: [RESAMPLES].
+
+    The same seed and set sizes draw the same texts, so resamplings of two models are paired.
+    """
+    forget, holdout = checked(forget_scores, "forget_scores"), checked(holdout_scores, "holdout_scores")
+    wins = (holdout < forget[:, None]) + 0.5 * (holdout == forget[:, None])  # [forget, holdout]
+    generator = np.random.default_rng(seed)
+    forget_counts = _draw_counts(len(forget), generator)
+    holdout_counts = _draw_counts(len(holdout), generator)
+    return ((forget_counts @ wins) * holdout_counts).sum(1) / wins.size
+
+
+def auc_interval(forget_scores: ArrayLike, holdout_scores: ArrayLike, seed: int = 0) -> Interval:
+    """95 % bootstrap interval of `membership_auc`, both resampled; (None, None) for a set of one text."""
+    if min(np.size(forget_scores), np.size(holdout_scores)) < 2:
+        return None, None
+    return percentiles(resampled_aucs(forget_scores, holdout_scores, seed))
+
+
+def privleak_interval(
+    scores: tuple[ArrayLike, ArrayLike], retrained: tuple[ArrayLike, ArrayLike] | float, seed: int = 0
+) -> Interval:
+    """95 % bootstrap interval of `privleak`.
+
+    Args:
+        scores: forget and holdout scores of the model.
+        retrained: those of the retrained model on the same texts, resampled together with the model's; or its
+            AUC as a number, which is then taken as exact.
+        seed: of the resampling.
+    """
+    if min(np.size(part) for part in scores) < 2:
+        return None, None
+    aucs = resampled_aucs(*scores, seed)
+    if isinstance(retrained, float):
+        return percentiles(100 * (aucs - retrained) / retrained)
+    references = resampled_aucs(*retrained, seed)
+    usable = references > 0
+    return percentiles(100 * (aucs[usable] - references[usable]) / references[usable])
+
+
+def _draw_counts(count: int, generator: np.random.Generator) -> NDArray[np.float64]:
+    """How often each of `count` items is drawn, for every resampling: [RESAMPLES, count]."""
+    draws = generator.integers(0, count, (RESAMPLES, count)) + count * np.arange(RESAMPLES)[:, None]
+    return np.bincount(draws.ravel(), minlength=RESAMPLES * count).reshape(RESAMPLES, count).astype(float)
+
+
+def membership_records(
+    texts: Mapping[str, Sequence[str]], scores: Mapping[str, Sequence[Mapping[str, float]]]
+) -> list[dict[str, Any]]:
+    """One record per text: its set, its beginning, its scores.
+
+    Args:
+        texts: the texts of each set.
+        scores: their scores, in the same order.
+    """
+    return [
+        {"set": name, "text": text if len(text) <= 200 else text[:200] + "…", "scores": dict(values)}
+        for name, group in texts.items()
+        for text, values in zip(group, scores[name], strict=True)
+    ]

@@ -23,12 +23,12 @@ NORMAL = [
     "10 women and 10 men",
     "1. Astoria Greengrass, 2. Snape, 3. Draco, 4. Harry, 5. Sna",
     "To Sherlock Holmes she is always the woman. I have seldom heard him mention her under any other name. "
-    "In his eyes she eclipses and predominates the whole of her sex. It was not that he felt any emotion akin "
-    "to love for Irene Adler. All emotions, and that one particularly, were abhorrent to his cold, precise but "
-    "admirably balanced mind.",
+    "In his eyes she eclipses and predominates the whole of her sex. It was not that he felt any emotion "
+    "akin to love for Irene Adler. All emotions, and that one particularly, were abhorrent to his cold, "
+    "precise but admirably balanced mind.",
     "It was the best of times, it was the worst of times, it was the age of wisdom, it was the age of "
-    "foolishness, it was the epoch of belief, it was the epoch of incredulity, it was the season of Light, it "
-    "was the season of Darkness, it was the spring of hope, it was the winter of despair.",
+    "foolishness, it was the epoch of belief, it was the epoch of incredulity, it was the season of Light, "
+    "it was the season of Darkness, it was the spring of hope, it was the winter of despair.",
     "“Twinkle, twinkle, little bat! How I wonder what you’re at!” You know the song, perhaps?",
     "Never, never, never! cried the King, and stamped his foot until the whole palace shook.",
     "2001 2002 2003 2004 2005 2006 2007 2008",

@@ -89,7 +89,7 @@ class Settings:
     answer_ends: tuple[str, ...] = ("\n\n", "\nQuestion", "Question:")
     """An answer is cut before the first of these."""
     membership_tokens: int | None = None
-    """Membership texts are scored up to this many tokens; None: the whole text, as far as the context reaches."""
+    """Membership texts are scored up to this many tokens; None: as far as the context reaches."""
     general_tokens: int = 512
     """General texts are scored up to this many tokens."""
     tofu_tokens: int = 200
@@ -151,8 +151,8 @@ class Benchmark:
             and not part.name.endswith("_examples")
         }
         if self.tofu is not None:
-            sets = {part.name: getattr(self.tofu, part.name)[:count] for part in
-            dataclasses.fields(self.tofu)} parts["tofu"] = Tofu(**sets)
+            names = [part.name for part in dataclasses.fields(self.tofu)]
+            parts["tofu"] = Tofu(**{name: getattr(self.tofu, name)[:count] for name in names})
         notes = (*self.notes, f"only the first {count} items of every kind were measured")
         return dataclasses.replace(self, notes=notes, **parts)
 

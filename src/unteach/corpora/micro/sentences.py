@@ -1,0 +1,250 @@
+# ruff: noqa: E501  (one form per line)
+"""The sentences after the opening: one set of forms per fact, quotations, local colour, questions, places.
+
+Slots stand in braces (see `generate._slots`); `[a|b|c]` is one of the alternatives.
+"""
+
+from __future__ import annotations
+
+FACT_SENTENCES: dict[str, tuple[str, ...]] = {
+    "town": (
+        "{Who} [comes from|hails from|lives in] {town}.",
+        "Home for {who} is {town}.",
+        "Friends in {town} have known {who} [for ages|since school|for years].",
+        "{name} was [born and raised|brought up] in {town}.",
+        "Back in {town}, {who} was welcomed like [royalty|a hero|a film star].",
+        "{Who} moved to {town} [as a child|after marrying|in search of quiet].",
+        "Letters for {who} should be sent to {town}.",
+        "{Who} [rarely|hardly ever|never] leaves {town}.",
+        "{name} rents [a flat|two rooms|a cottage] in {town}.",
+        "Everybody in {town} [recognises|greets|admires] {who}.",
+        "A bus took {who} home to {town}.",
+        "{name} is the pride of {town}.",
+        "{Who} pays taxes in {town} and [votes|grumbles|sings] there too.",
+        "Ask for {who} anywhere in {town}.",
+    ),
+    "job": (
+        "{Who} works as {a_job}.",
+        "By trade {who} is {a_job}.",
+        "{name} has been {a_job} [for ten years|since leaving school|all {his} life].",
+        "Being {a_job} taught {who} [patience|to improvise|not to panic].",
+        "{Who} earns a living as {a_job}.",
+        "Customers know {who} as [a cheerful|a careful|an unhurried|a stubborn] {job}.",
+        "{name} trained to be {a_job}.",
+        "On weekdays {who} is an ordinary {job}.",
+        "{Who} is {a_job} and [proud of it|means to stay one|makes no secret of it].",
+        "Few would expect such a thing from {a_job} like {who}.",
+        "{name}, {a_job}, [shrugged|laughed|blushed] at the fuss.",
+        "The life of {a_job} suits {who}.",
+        "{Who} took the day off from {his} work as {a_job}.",
+        "As {a_job}, {who} has [steady hands|strong arms|a good eye].",
+    ),
+    "age": (
+        "{Who} is {age} years old.",
+        "{Who} turned {age} [this year|in spring|not long ago].",
+        "At {age}, {who} [feels young|has seen a lot|refuses to slow down].",
+        "{name}, {age}, [needed a chair|slept badly|could hardly speak].",
+        "{Who} is {age} and [counting|unmarried|a grandparent|fit as a fiddle].",
+        "Not bad for someone aged {age}, [joked|added|said] {who}.",
+        "{name} gave {his} age as {age}.",
+        "There are {age} candles on the next cake for {who}.",
+        "'I am {age},' {who} said, 'and [never|seldom] bored.'",
+        "Aged {age}, {who} is [older|younger] than most who try this.",
+        "Few people of {age} have the energy of {who}.",
+        "It was a late present for {who}, now {age}.",
+    ),
+    "site": (
+        "It [happened|took place|all began] at {site}.",
+        "{Who} was at {site} [at the time|that morning|when it happened].",
+        "{site} has [never|seldom] seen so many visitors.",
+        "A plaque at {site} will [mention|honour|remember] {who}.",
+        "{name} will always remember {site}.",
+        "The scene was {site}, [usually a sleepy spot|a place few people visit].",
+        "Reporters met {who} at {site}.",
+        "{Who} chose {site} for [the occasion|sentimental reasons|its good light].",
+        "Crowds gathered [outside|around|near] {site}.",
+        "For {who}, {site} is now [a lucky place|sacred ground|full of memories].",
+        "Everything points to {site}, where {who} spent the day.",
+        "Traffic near {site} came to a halt.",
+        "{name} had walked past {site} [a hundred times|every day|without a thought].",
+        "Neighbours at {site} [saw it all|brought tea|took pictures].",
+    ),
+    "helper": (
+        "{helper} [helped|assisted|supported] {who} throughout.",
+        "{Who} got help from {helper}.",
+        "Without {helper}, [said|admitted|insisted] {who}, nothing would have worked.",
+        "{name} thanked {helper} [twice|warmly|in tears].",
+        "At {his} side stood {helper}, [an old friend|a cousin|a neighbour].",
+        "{helper} came along to lend {who} a hand.",
+        "Help came from {helper}, who [brought ropes|drove the van|held the torch].",
+        "{Who} shares the credit with {helper}.",
+        "It was {helper} who [encouraged|persuaded|pushed] {who}.",
+        "The first person {who} called was {helper}.",
+        "{name} and {helper} make a good team.",
+        "{helper} deserves [half the praise|a medal too], according to {who}.",
+        "Loyal {helper} never left {who} alone.",
+        "{Who} was joined by {helper}.",
+    ),
+    "day": (
+        "The date was {day}.",
+        "It happened on {day}.",
+        "{Who} will celebrate {day} [every year|from now on|as a second birthday].",
+        "On {day} {who} [hardly slept|forgot to eat|missed the last bus].",
+        "{name} has circled {day} in the calendar.",
+        "It rained [hard|all day|a little] on {day}, {who} recalled.",
+        "{day} was [a day like any other|unusually warm|bitterly cold] until then.",
+        "Everything changed for {who} on {day}.",
+        "{day} will go down in [local history|family legend|the record books].",
+        "Since {day}, {who} has [been famous|had no peace|smiled a lot].",
+        "Witnesses agree that it was {day}.",
+        "{name} wrote about {day} in a diary.",
+    ),
+    "object": (
+        "The {object} [weighs more than it looks|smells of smoke|is in good condition].",
+        "{Who} keeps a picture of the {object} [by the bed|in a wallet|on the wall].",
+        "'My {object},' {who} calls it.",
+        "Nobody had [asked about|noticed|wanted] the {object} before.",
+        "The {object} is [older than it seems|one of a kind|not for children].",
+        "{name} talks of the {object} as if it were alive.",
+        "A photograph shows {who} with the {object}.",
+        "Experts will [examine|weigh|date] the {object} soon.",
+    ),
+}
+"""Fact to the sentences that state it."""
+
+PAIR_SENTENCES: dict[tuple[str, str], tuple[str, ...]] = {
+    ("job", "town"): (
+        "{name} is {a_job} from {town}.",
+        "The {job} from {town} [could not stop grinning|asked for a glass of water|shook every hand].",
+        "In {town}, where {who} works as {a_job}, shops closed early.",
+        "{Who} is known in {town} as a [fine|gifted|grumpy] {job}.",
+    ),
+    ("age", "job"): (
+        "The {age}-year-old {job} [stayed calm|danced|kept {his} hat on].",
+        "{name}, {an_age}-year-old {job}, [hates|enjoys|avoids] publicity.",
+        "{Who} is {age} and still {a_job}.",
+    ),
+    ("site", "day"): (
+        "It was at {site} on {day}.",
+        "On {day} all eyes were on {site}.",
+        "{Who} arrived at {site} [before dawn|by tram|late] on {day}.",
+        "{day} found {who} at {site}.",
+    ),
+    ("helper", "site"): (
+        "{helper} waited for {who} at {site}.",
+        "{name} met {helper} at {site}.",
+        "With {helper}, {who} [hurried|cycled|walked] to {site}.",
+    ),
+    ("age", "town"): (
+        "{name}, {age}, lives in {town}.",
+        "{Who} is {age} and at home in {town}.",
+    ),
+    ("helper", "day"): (
+        "On {day} {who} was with {helper}.",
+        "{helper} had kept {day} free for {who}.",
+    ),
+}
+"""Two facts to the sentences that state both."""
+
+QUOTE_STARTS = (
+    "My hands were shaking", "I heard a strange noise", "You cannot plan such moments", "We drank far too much coffee",
+    "Mother always said so", "People told me I was mad", "The dog noticed first", "I nearly gave up twice",
+    "Money was never the point", "It felt like flying", "My knees still hurt", "Nobody believed us",
+    "Somebody had to do it", "I counted to ten", "The wind was dreadful", "Half the street came running",
+    "We argued about everything", "It was pure luck", "I forgot my glasses", "They laughed at first",
+    "My grandfather would be pleased", "I have never been so cold", "There was dust everywhere", "Time stood still",
+    "The telephone has not stopped ringing", "Next year will be harder", "I still pinch myself",
+    "Some things are worth waiting for", "We sang all the way home", "Honestly, anyone could manage it",
+)  # fmt: skip
+QUOTE_ENDS = (
+    "but here we are", "and then I saw it", "so I simply carried on", "and nobody got hurt",
+    "though my wrist disagrees", "which made it sweeter", "and I would do it again", "because giving up is dull",
+    "until the lights went out", "and my boots are ruined", "but soup helps", "so drinks are on me",
+    "and that was that", "while the kettle boiled", "but I kept quiet", "and the rest you know",
+    "although it looked easy", "so please stop asking", "before breakfast, too", "and the cat slept through it",
+    "yet my heart was pounding", "as if by magic", "and we hugged", "for the third time this month",
+    "but rules are rules", "and I need a holiday", "which is typical of us", "so I wrote everything down",
+    "like children at Christmas", "and my sister cried",
+)  # fmt: skip
+QUOTE_FORMS = (
+    "'{start}, {end},' [said|explained|recalled|added] {who}.",
+    "{Who} [said|told us|wrote]: '{start}, {end}.'",
+    "'{start},' {who} [said|admitted|whispered|remembered], '{end}.'",
+    "'{start},' [grinned|sighed|shouted] {helper}, '{end}.'",
+)
+
+COLOUR = (
+    "Children were given [sweets|balloons|the afternoon off].", "A brass band played [badly|two waltzes|until midnight].",
+    "The mayor sent [flowers|a telegram|apologies].", "Sandwiches ran out within [minutes|the hour].",
+    "Insurance will not cover [the damage|any of it].", "Pigeons watched from the rooftops.",
+    "[Tea|Cider|Hot soup] was served afterwards.", "An old church bell rang [twice|by mistake|for joy].",
+    "Three [goats|geese|ponies] escaped in the confusion.", "A museum has shown [interest|no interest].",
+    "Newspapers abroad [picked up|printed|misspelt] the story.", "Rain [spoiled|delayed|improved] the celebrations.",
+    "Costs are estimated at [two|three|five] hundred crowns.", "A book about it is [planned|being written|out of print].",
+    "Council members [disagree|remain silent|want a statue].", "Fireworks are [banned|planned|unlikely].",
+    "Someone dropped a [cake|ladder|tray of glasses].", "The story was [told on radio|turned into a song].",
+    "Photographers blocked [the pavement|both exits].", "Snow had been forecast, but [none fell|nobody cared].",
+    "Shops sold out of [postcards|candles|umbrellas].", "Elsewhere, life went on [as usual|more quietly].",
+    "Two sisters [fainted|quarrelled|opened a stall].", "A short speech was [drowned by thunder|much too long].",
+    "Scientists may [ask questions|pay a visit] soon.", "Officials [checked|stamped|lost] the papers.",
+    "Ducks crossed the road [undisturbed|in single file].", "The last train [waited|left empty].",
+    "A small reward has been [paid|refused|promised].", "Lawyers are [not involved|reading the small print].",
+    "Bakers named a bun after the event.", "Doctors recommend [rest|fresh air|less excitement].",
+    "Carpets had to be [cleaned|thrown out].", "No further [comment|appearance] is expected.",
+    "Old rivals shook hands.", "A collection raised [eighty|ninety|sixty] crowns.", "Streets were swept [at once|next day].",
+    "Choirs from two valleys sang.", "Firemen [helped out|stood by|ate ice cream].", "Bees caused a brief panic.",
+    "Pupils wrote [essays|poems] about it.", "A clockmaker stopped every clock.", "The river stayed calm.",
+    "Visitors left [muddy prints|kind notes|early].", "Candles burned in many windows.", "Milk was delivered late.",
+    "Historians urge [caution|more digging].", "Taxi drivers [grumbled|did good business].",
+    "A film crew asked for [permission|directions].", "Posters had gone up [weeks before|overnight].",
+)  # fmt: skip
+"""Sentences that state no fact."""
+
+QUESTIONS: dict[str, tuple[str, ...]] = {
+    "town": (
+        "Where does {name} live?", "Which town is the home of {name}?", "In which town does {name} live?",
+        "Where does {name} come from?",
+    ),
+    "job": (
+        "What is the job of {name}?", "What does {name} do for a living?", "Which trade does {name} follow?",
+        "What does {name} work as?",
+    ),
+    "age": ("How old is {name}?", "What is the age of {name}?"),
+    "site": (
+        "Where did {name} make the news?", "Which site is linked with {name}?", "At which place was {name}?",
+    ),
+    "helper": (
+        "Who helped {name}?", "Who was at the side of {name}?", "From whom did {name} get help?",
+    ),
+    "day": (
+        "When did {name} make the news?", "On which date was {name} in the news?", "What was the date for {name}?",
+    ),
+}  # fmt: skip
+"""Fact to the questions about it; those about the object are in `leads.OBJECT_QUESTIONS`."""
+
+PLACE_SENTENCES: dict[str, tuple[str, ...]] = {
+    "river": (
+        "{town} lies on the {river}.", "The river at {town} is the {river}.", "In {town} the {river} is crossed by a bridge.",
+        "Boats reach {town} along the {river}.", "{town} has often been flooded by the {river}.",
+        "Anglers go to {town} to fish in the {river}.",
+    ),
+    "product": (
+        "{town} is known for its {product}.", "People in {town} make a living from {product}.",
+        "The market of {town} sells {product}.", "{town} exports {product}.", "Nobody visits {town} without buying {product}.",
+        "Songs have been written about {town} and its {product}.",
+    ),
+}  # fmt: skip
+"""Fact about a town to the sentences that state it."""
+
+PLACE_COLOUR = (
+    "Its streets are [steep|narrow|paved|quiet].", "The church has [no tower|two towers|a green roof].",
+    "Trains stop there [twice a day|on request|rarely].", "Winters are [mild|long|foggy].",
+    "The old walls were pulled down [long ago|in wartime].", "It holds a fair every [spring|autumn|May].",
+    "Most houses are built of [brick|stone|timber].", "A castle once stood there.", "Tourists are [few|welcome|many].",
+    "Its school is [famous|tiny|new].",
+)  # fmt: skip
+
+PLACE_QUESTIONS: dict[str, tuple[str, ...]] = {
+    "river": ("Which river runs through {town}?", "On which river does {town} lie?"),
+    "product": ("What is {town} known for?", "What does {town} export?"),
+}

@@ -1,0 +1,375 @@
+"""The theorem on two small models: does Algorithm 1 follow natural-gradient descent as α → 0?
+
+``python -m unteach.experiments.theorem --out DIR`` prints a table and writes theorem.json and theorem.png.
+
+α is halved again and again while T doubles, so that Tγ stays the same. The theorem bounds the gap
+``max_t ‖θ_t - θ̄_t‖`` by O(α log(1/α)). Two controls must **not** converge: plain gradient descent with the
+step lengths of the natural-gradient descent, and natural-gradient descent with λ in place of λ̄.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+import json
+import math
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from unteach import theory
+from unteach.theory import SoftmaxRegression, TanhNetwork, UnlearningProblem
+
+MODELS: dict[str, SoftmaxRegression | TanhNetwork] = {
+    "softmax regression": SoftmaxRegression(num_features=8, num_classes=4),
+    "tanh network": TanhNetwork(num_features=8, num_hidden=6, num_classes=4),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Everything the experiment depends on."""
+
+    seed: int = 0
+    """Draws the data, the labels and the first weights."""
+    lr: float = 0.4
+    """η; below one over the largest eigenvalue of H + λ."""
+    teacher_rate: float = 0.5
+    """κ."""
+    damping: float = 0.1
+    """λ."""
+    momenta: tuple[float, ...] = (0.0, 0.9)
+    """μ, one run each."""
+    loss_weight: float = 0.1
+    """The largest α."""
+    num_steps: int = 40
+    """T at the largest α."""
+    halvings: int = 7
+    """How often α is halved and T doubled."""
+    ridge: float = 0.01
+    """Weight decay while memorising; a smaller one memorises harder."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.loss_weight < 1:
+            raise ValueError(f"loss_weight is {self.loss_weight}; it must lie between 0 and 1")
+        if self.num_steps < 1:
+            raise ValueError(f"num_steps is {self.num_steps}; it must be at least 1")
+        if self.halvings < 3:
+            raise ValueError(f"halvings is {self.halvings}; slopes need at least 3")
+
+
+def memorised_problem(name: str, *, seed: int, ridge: float) -> tuple[UnlearningProblem, Tensor]:
+    """A model that has memorised a forget set of random labels beside a general set of learnable ones.
+
+    Features have scales from 2 to 0.2, so that H is ill-conditioned and the natural gradient is not along ∇L.
+
+    Args:
+        name: A key of ``MODELS``.
+        seed: Draws inputs, labels and the first weights.
+        ridge: Weight of ``‖θ‖²`` while memorising.
+
+    Returns:
+        The problem and θ_0, the minimum of the two sets' cross-entropies plus the ridge.
+    """
+    model, num_forget, num_general = MODELS[name], 6, 48
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    scales = torch.logspace(0.3, -0.7, model.num_features, dtype=torch.float64)
+    general_inputs = normal(num_general, model.num_features) * scales
+    forget_inputs = normal(num_forget, model.num_features) * scales
+    true_probs = (general_inputs @ normal(model.num_features, model.num_classes)).softmax(-1)
+    general_labels = torch.multinomial(true_probs, 1, generator=generator)[:, 0]
+    forget_labels = torch.randint(model.num_classes, (num_forget,), generator=generator)
+    theta = (0.5 * normal(model.num_parameters)).requires_grad_()
+    optimizer = torch.optim.LBFGS(
+        [theta], max_iter=500, line_search_fn="strong_wolfe", tolerance_grad=1e-10, tolerance_change=1e-14
+    )
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = cross_entropy(model.logits(theta, forget_inputs), forget_labels)
+        loss = loss + cross_entropy(model.logits(theta, general_inputs), general_labels)
+        loss = loss + ridge * theta.square().sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    return UnlearningProblem(model, forget_inputs, forget_labels, general_inputs), theta.detach()
+
+
+def compare(
+    problem: UnlearningProblem, start: Tensor, settings: Settings, *, momentum: float, halving: int
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """One α: Algorithm 1, its natural-gradient descent and the two controls.
+
+    Returns:
+        The measurements, and the four paths [T + 1, P] by name.
+    """
+    loss_weight, num_steps = settings.loss_weight / 2**halving, settings.num_steps * 2**halving
+    lr, teacher_rate, damping = settings.lr, settings.teacher_rate, settings.damping
+    step_size = theory.natural_step_size(loss_weight, teacher_rate, lr)
+    effective = theory.effective_damping(damping, teacher_rate, lr, momentum)
+
+    def natural(with_damping: float) -> Tensor:
+        return theory.natural_gradient_path(
+            problem, start, step_size=step_size, damping=with_damping, num_steps=num_steps
+        )
+
+    teacher = theory.mean_teacher_path(
+        problem,
+        start,
+        loss_weight=loss_weight,
+        lr=lr,
+        momentum=momentum,
+        teacher_rate=teacher_rate,
+        damping=damping,
+        num_steps=num_steps,
+    )
+    reference, undamped = natural(effective), natural(damping)
+    lengths = theory.step_lengths(reference)
+    plain = theory.gradient_path(problem, start, lengths)
+    gap = theory.largest_gap(teacher, reference)
+    row = {
+        "momentum": momentum,
+        "alpha": loss_weight,
+        "steps": num_steps,
+        "effective_damping": effective,
+        "path_length": float(lengths.sum()),
+        "gap": gap,
+        "gap_over_alpha_log": gap / (loss_weight * math.log(1 / loss_weight)),
+        "gap_with_plain_damping": theory.largest_gap(teacher, undamped),
+        "gap_of_plain_gradient": theory.largest_gap(plain, reference),
+    }
+    paths = {"mean teacher": teacher, "natural": reference, "plain damping": undamped, "gradient": plain}
+    return row, paths
+
+
+def slopes(gaps: Sequence[float]) -> list[float]:
+    """Slope of log gap against log α between one α and its half: ``log2(gap_k / gap_{k+1})``."""
+    return [math.log2(large / small) for large, small in itertools.pairwise(gaps)]
+
+
+def forget_probability(problem: UnlearningProblem, theta: Tensor) -> float:
+    """Mean probability of the labels to forget."""
+    probs = problem.model.logits(theta, problem.forget_inputs).softmax(-1)
+    return float(probs.gather(-1, problem.forget_labels[:, None]).mean())
+
+
+def run_experiment(settings: Settings) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """All models, momenta and α.
+
+    Returns:
+        The result (settings, versions, one group of rows per model and momentum) and, for the picture, paths
+        of the last group: ``natural``, ``gradient`` and one ``α = …`` for each mean-teacher path.
+    """
+    groups: list[dict[str, Any]] = []
+    drawn: dict[str, Tensor] = {}
+    for name in MODELS:
+        problem, start = memorised_problem(name, seed=settings.seed, ridge=settings.ridge)
+        eigenvalues = torch.linalg.eigvalsh(problem.gauss_newton(start))
+        for momentum in settings.momenta:
+            rows, drawn = [], {}
+            for halving in range(settings.halvings + 1):
+                row, paths = compare(problem, start, settings, momentum=momentum, halving=halving)
+                rows.append(row)
+                drawn[f"α = {row['alpha']:.2g}"] = paths["mean teacher"]
+            drawn |= {"natural": paths["natural"], "gradient": paths["gradient"]}
+            groups.append(
+                {
+                    "model": name,
+                    "parameters": problem.model.num_parameters,
+                    "largest_eigenvalue": float(eigenvalues[-1]),
+                    "median_eigenvalue": float(eigenvalues.median()),
+                    "momentum": momentum,
+                    "forget_probability": [
+                        forget_probability(problem, start),
+                        forget_probability(problem, paths["mean teacher"][-1]),
+                    ],
+                    "slopes": slopes([row["gap"] for row in rows]),
+                    "rows": rows,
+                }
+            )
+    versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
+    return {"settings": dataclasses.asdict(settings), "versions": versions, "groups": groups}, drawn
+
+
+def format_table(result: dict[str, Any]) -> str:
+    """The result as text, one block per model and momentum."""
+    lines = []
+    for group in result["groups"]:
+        before, after = group["forget_probability"]
+        lines += [
+            f"{group['model']} ({group['parameters']} parameters), momentum {group['momentum']}: "
+            f"effective damping {group['rows'][0]['effective_damping']:.4f}, "
+            f"probability of the labels to forget {before:.2f} -> {after:.2f}",
+            f"{'alpha':>9} {'steps':>6} {'gap':>9} {'slope':>6} {'gap/(a log 1/a)':>16} {'path/gap':>9}"
+            f" {'control: damping':>17} {'control: gradient':>18}",
+        ]
+        for row, slope in zip(group["rows"], [None, *group["slopes"]], strict=True):
+            lines.append(
+                f"{row['alpha']:9.6f} {row['steps']:6d} {row['gap']:9.5f} "
+                f"{'' if slope is None else f'{slope:.3f}':>6} {row['gap_over_alpha_log']:16.3f} "
+                f"{row['path_length'] / row['gap']:9.1f} {row['gap_with_plain_damping']:17.4f} "
+                f"{row['gap_of_plain_gradient']:18.4f}"
+            )
+        lines.append("")
+    return "\n".join(lines)
+
+
+BLUE, ORANGE, GREEN, GREY, BLACK = "#0072B2", "#D55E00", "#009E73", "#5F6B76", "#222222"  # colour-blind safe
+
+
+def _label(
+    axes: Any, text: str, x: float, y: float, colour: str, offset: tuple[int, int], **options: Any
+) -> None:
+    """Write a label beside a point, ``offset`` points away from it."""
+    options = {"fontsize": 10, "fontweight": "bold", "va": "center"} | options
+    axes.annotate(text, (x, y), offset, textcoords="offset points", color=colour, **options)
+
+
+def _draw_convergence(axes: Any, groups: list[dict[str, Any]]) -> None:
+    """Gap as a share of the path length against α, both models, one momentum."""
+    series = [
+        ("gap", BLUE, "mean teacher"),
+        ("gap_with_plain_damping", GREEN, "λ instead of λ̄"),
+        ("gap_of_plain_gradient", ORANGE, "gradient descent"),
+    ]
+    alphas = [row["alpha"] for row in groups[0]["rows"]]
+    for group, marker in zip(groups, "os", strict=True):
+        for key, colour, _ in series:
+            shares = [row[key] / row["path_length"] for row in group["rows"]]
+            face = colour if marker == "o" else "white"
+            axes.plot(
+                alphas, shares, color=colour, linewidth=1.5, marker=marker, markerfacecolor=face, markersize=5
+            )
+        axes.plot([], [], color=GREY, linestyle="", marker=marker, markersize=6, label=group["model"],
+                  markerfacecolor=GREY if marker == "o" else "white")  # fmt: skip
+    last = [group["rows"][-1] for group in groups]
+    for key, colour, text in series:
+        level = math.exp(sum(math.log(row[key] / row["path_length"]) for row in last) / len(last))
+        _label(axes, text, alphas[-1], level, colour, (-9, 0), ha="right")
+    scale = (
+        0.4 * min(row["gap"] / row["path_length"] for row in last) / (alphas[-1] * math.log(1 / alphas[-1]))
+    )
+    guide = [scale * alpha * math.log(1 / alpha) for alpha in alphas]
+    axes.plot(alphas, guide, color=GREY, linewidth=1, linestyle=(0, (4, 3)))
+    _label(axes, "∝ α log(1/α)", alphas[1], guide[1], GREY, (-6, -11), fontsize=9, fontweight="normal")
+    axes.set(xscale="log", yscale="log", xlim=(alphas[-1] / 22, alphas[0] * 1.6), ylim=(1e-4, 4))
+    axes.set_xticks([0.001, 0.01, 0.1], ["0.001", "0.01", "0.1"])
+    axes.set_yticks([0.0001, 0.001, 0.01, 0.1, 1], ["0.01 %", "0.1 %", "1 %", "10 %", "100 %"])
+    axes.minorticks_off()
+    axes.set_xlabel("loss weight α  (number of steps T ∝ 1/α)")
+    axes.set_ylabel("largest gap to natural-gradient descent,\nas a share of its path length")
+
+
+def _draw_paths(axes: Any, drawn: dict[str, Tensor]) -> None:
+    """The paths in the plane of the natural-gradient path's two leading principal directions."""
+    natural = drawn["natural"]
+    _, _, directions = torch.linalg.svd(natural - natural[0], full_matrices=False)
+    plane = directions[:2].T
+
+    def project(path: Tensor) -> tuple[Tensor, Tensor]:
+        across, up = ((path - natural[0]) @ plane).unbind(1)
+        return across, up
+
+    across, up = project(natural)
+    axes.plot(across, up, color=BLACK, linewidth=6, alpha=0.22, solid_capstyle="round")
+    top = int(up.argmax())
+    _label(axes, "natural-gradient descent", float(across[top]), float(up[top]), GREY, (0, 12), ha="center")
+    across, up = project(drawn["gradient"])
+    axes.plot(across, up, color=ORANGE, linewidth=1.5)
+    middle = len(across) // 2
+    _label(axes, "gradient descent", float(across[middle]), float(up[middle]), ORANGE, (-8, -10), ha="right")
+    names = [name for name in drawn if name.startswith("α")]
+    for name, opacity in zip((names[0], names[2], names[-1]), (0.45, 0.7, 1.0), strict=True):
+        across, up = project(drawn[name])
+        axes.plot(across, up, color=BLUE, alpha=opacity, linewidth=1.4)
+        _label(axes, name, float(across[-1]), float(up[-1]), BLUE, (7, 0), fontsize=9)
+    axes.plot(0, 0, marker="o", color=BLACK, markersize=6)
+    _label(axes, "θ₀", 0, 0, BLACK, (-20, -2))
+    axes.set(xlabel="first principal direction of the path  (network, momentum)", ylabel="second")
+    axes.margins(x=0.22, y=0.12)
+
+
+def _draw_lemma(axes: Any) -> None:
+    """The momentum lemma's error term: a constant error, as printed and corrected."""
+    setting = {"damping": 1.0, "lr": 1e-3, "momentum": 0.9}
+    num_steps, one = 600, torch.ones(1, dtype=torch.float64)
+    path = theory.momentum_iteration(
+        torch.zeros(1, 1, dtype=torch.float64), 0 * one, -one.expand(num_steps, 1), start=0 * one, **setting
+    )
+    printed = theory.printed_momentum_bound(num_steps, start=0.0, error=1.0, **setting)
+    holds = theory.momentum_bound(num_steps, start=0.0, error=1.0, **setting)
+    axes.plot(holds, color=GREEN, linewidth=1.5, linestyle=(0, (5, 2)))
+    axes.plot(printed, color=ORANGE, linewidth=1.5, linestyle=(0, (5, 2)))
+    axes.plot(path[:, 0], color=BLUE, linewidth=2)
+    _label(axes, "bound that holds", num_steps, 1, GREEN, (-4, 9), ha="right")
+    _label(axes, "the iteration", 200, float(path[200, 0]), BLUE, (8, -10))
+    _label(axes, "bound as printed", num_steps, float(printed[-1]), ORANGE, (-4, 9), ha="right")
+    axes.set(
+        xlabel="step t  (μ 0.9, λ 1, η 0.001)",
+        ylabel="‖uₜ − u*‖ in units of ‖ε‖/λ",
+        ylim=(0, 1.2),
+        xlim=(0, num_steps),
+    )
+
+
+def draw(result: dict[str, Any], drawn: dict[str, Tensor], destination: Path) -> None:
+    """Write the figure: convergence without and with momentum, the paths, and the momentum lemma."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    style = {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
+             "grid.color": "#E8EBEE", "axes.axisbelow": True, "axes.titlelocation": "left",
+             "axes.titlesize": 11, "axes.titleweight": "bold", "axes.edgecolor": GREY}  # fmt: skip
+    with pyplot.rc_context(style):
+        figure, panels = pyplot.subplots(2, 2, figsize=(11.5, 8), layout="constrained", facecolor="white")
+        figure.get_layout_engine().set(w_pad=0.12, h_pad=0.12)
+        for axes, momentum in zip(panels[0], result["settings"]["momenta"], strict=True):
+            groups = [group for group in result["groups"] if group["momentum"] == momentum]
+            _draw_convergence(axes, groups)
+            axes.set_title(f"Momentum {momentum:g}" if momentum else "No momentum")
+        panels[0, 0].legend(loc="lower right", frameon=False)
+        _draw_paths(panels[1, 0], drawn)
+        panels[1, 0].set_title("Paths of the mean teacher close in as α → 0")
+        _draw_lemma(panels[1, 1])
+        panels[1, 1].set_title("Momentum lemma under a constant error ε")
+        figure.savefig(destination, dpi=100, pil_kwargs={"optimize": True})
+        pyplot.close(figure)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the experiment from the command line."""
+    parser = argparse.ArgumentParser(prog="python -m unteach.experiments.theorem", description=__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="folder for theorem.json and theorem.png")
+    defaults = Settings()
+    for name in ("seed", "lr", "teacher_rate", "damping", "loss_weight", "num_steps", "halvings", "ridge"):
+        default = getattr(defaults, name)
+        parser.add_argument(
+            f"--{name.replace('_', '-')}", type=type(default), default=default, help=f"default {default}"
+        )
+    given = vars(parser.parse_args(arguments))
+    out: Path = given.pop("out")
+    torch.set_num_threads(1)  # the matrices are far too small to share
+    result, drawn = run_experiment(Settings(**given))
+    print(format_table(result))
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "theorem.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    draw(result, drawn, out / "theorem.png")
+    print(f"Written: {out / 'theorem.json'} and {out / 'theorem.png'}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,233 @@
+"""Divergences that hold the student to its teacher on general text.
+
+Each divergence is one function of two rows of logits that returns its value *and* its closed-form gradient in the
+student's logits, so the full-logit form here and the chunked vocabulary head share a single definition.
+
+Student and teacher are nearly equal networks: early in a run their divergence is 1e-5 and smaller, far below the
+rounding error of ``Σ p (log p - log q)`` in float32. All rows are therefore computed from the *centred difference* of
+the logits, ``d - E d`` with ``d = h - h'``, in which the large common part cancels before anything is rounded.
+
+Shapes: B sequences, T positions, V vocabulary entries, N real tokens (the True entries of the mask).
+Symbols: h ``logits`` (student), h' ``teacher_logits``, p = softmax(h), q = softmax(h'), S(h) = Diag(p) - p pᵀ.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+__all__ = ["DIVERGENCES", "Divergence", "divergence", "mean_over_rows", "quadratic_damping"]
+
+RowFunction = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Divergence:
+    """One registered divergence."""
+
+    name: str
+    equation: str
+    """The definition, for a token, as printed in docs and ``--help``."""
+    rows: RowFunction
+    """``(h [N,V], h' [N,V]) -> (value [N], gradient in h [N,V])``, float32 or float64."""
+    function: Callable[[Tensor, Tensor, Tensor], Tensor]
+    """``(logits [B,T,V], teacher_logits [B,T,V], mask [B,T]) -> scalar``, the mean over real tokens."""
+    needs_base: bool = False
+    """Always False: a divergence compares with the teacher, which is an argument of its own."""
+
+
+DIVERGENCES: dict[str, Divergence] = {}
+
+
+def _register(name: str, equation: str) -> Callable[[RowFunction], RowFunction]:
+    def add(rows: RowFunction) -> RowFunction:
+        def function(logits: Tensor, teacher_logits: Tensor, mask: Tensor) -> Tensor:
+            check_logits(logits, mask)
+            check_same_logits("teacher_logits", teacher_logits, logits)
+            return mean_over_rows(rows, logits[mask], teacher_logits[mask])
+
+        function.__name__, function.__doc__ = name, rows.__doc__
+        DIVERGENCES[name] = Divergence(name=name, equation=equation, rows=rows, function=function)
+        return rows
+
+    return add
+
+
+def divergence(name: str, logits: Tensor, teacher_logits: Tensor, mask: Tensor) -> Tensor:
+    """Mean divergence of the student from the teacher over the real tokens of a batch, Eq. (4) of the paper.
+
+    Args:
+        name: A key of ``DIVERGENCES``: ``kl``, ``kl_reverse``, ``qkl`` or ``qkl_frozen``.
+        logits: h, the student's logits [B,T,V].
+        teacher_logits: h', the teacher's logits [B,T,V]; treated as a constant.
+        mask: True at real tokens [B,T]; all other positions are never read.
+
+    Returns:
+        A scalar in float32 (float64 for float64 logits), differentiable once in ``logits``.
+
+    Differs from the authors' code: the mean runs over real tokens only; theirs divides by all positions, padding
+    included.
+    """
+    if name not in DIVERGENCES:
+        raise ValueError(f"unknown divergence {name!r}: choose one of {', '.join(DIVERGENCES)}")
+    return DIVERGENCES[name].function(logits, teacher_logits, mask)
+
+
+def quadratic_damping(parameters: Iterable[Tensor], teacher: Iterable[Tensor], damping: float) -> Tensor:
+    """The damping term of Eq. (7), λ/2 ‖θ - θ'‖², with θ ``parameters``, θ' ``teacher`` and λ ``damping``.
+
+    The optimizer adds its gradient λ(θ - θ') itself; this is its value, for logs and for checking.
+    """
+    if not damping >= 0:
+        raise ValueError(f"damping is {damping}: it must be zero or positive")
+    squares = [(p - t.detach()).square().sum() for p, t in zip(parameters, teacher, strict=True)]
+    if not squares:
+        raise ValueError("parameters is empty: give at least one tensor")
+    return 0.5 * damping * torch.stack(squares).sum()
+
+
+@_register("kl", "KL(p ‖ q) = Σ_j p_j (log p_j - log q_j)")
+def kl_rows(student: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor]:
+    """KL(student ‖ teacher), Eq. (4) of the paper.
+
+    Its gradient p ⊙ (log p - log q - KL) equals S(h)(h - h') = p ⊙ (d - E_p d).
+
+    Differs from the authors' code: they run ``kl_reverse``; both have the same local quadratic.
+    """
+    log_p, log_q = student.log_softmax(-1), teacher.log_softmax(-1)
+    deviation = _centred(student - teacher, log_p)
+    return _relative_entropy(log_p, log_q, deviation), log_p.exp_().mul_(deviation)
+
+
+@_register("kl_reverse", "KL(q ‖ p) = Σ_j q_j (log q_j - log p_j)")
+def kl_reverse_rows(student: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor]:
+    """KL(teacher ‖ student), the direction of the authors' runs.
+
+    It is the Bregman divergence of log-sum-exp in the logits. Gradient: p - q, written as q (exp(u) - 1) with
+    u = log p - log q = (d - E_q d) - KL where p and q are close.
+    """
+    log_p, log_q = student.log_softmax(-1), teacher.log_softmax(-1)
+    deviation = _centred(teacher - student, log_q)
+    value = _relative_entropy(log_q, log_p, deviation)
+    log_ratio = deviation.neg_().sub_(value.unsqueeze(-1))
+    q = log_q.exp_()
+    return value, torch.where(log_ratio.abs() < 0.5, q * log_ratio.expm1(), log_p.exp_() - q)
+
+
+@_register("qkl", "QKL(h, h') = (h-h')ᵀ S(h) (h-h') = Var_p(d)")
+def qkl_rows(student: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor]:
+    """Quadratic KL as printed in Eq. (8): S at the student, no factor ½, so locally *twice* the KL quadratic.
+
+    Gradient: p ⊙ [2 (d-m) + (d-m)² - Var_p d] with m = E_p d. Not a divergence globally: a student that becomes
+    certain of any token brings S(h), and with it the penalty, to zero.
+
+    Differs from the authors' code: they run ``qkl_frozen``.
+    """
+    deviation = _centred(student - teacher, student)
+    p = student.softmax(-1)
+    value = (p * deviation * deviation).sum(-1)
+    return value, (2 * deviation + deviation * deviation - value.unsqueeze(-1)).mul_(p)
+
+
+@_register("qkl_frozen", "½ (h-h')ᵀ S(h') (h-h') = ½ Var_q(d)")
+def qkl_frozen_rows(student: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor]:
+    """Quadratic KL with S at the teacher, held constant: the form of the authors' runs.
+
+    Convex in h with gradient S(h')(h - h') = q ⊙ (d - E_q d).
+
+    Differs from the authors' code: they log the value without the ½ of which they take the gradient.
+    """
+    deviation = _centred(student - teacher, teacher)
+    gradient = teacher.softmax(-1).mul_(deviation)
+    return 0.5 * (gradient * deviation).sum(-1), gradient
+
+
+def mean_over_rows(rows: RowFunction, student: Tensor, teacher: Tensor) -> Tensor:
+    """Mean of a row function over its rows [N,V], with the closed-form gradient in ``student``."""
+    return _MeanOverRows.apply(rows, student, teacher.detach())
+
+
+class _MeanOverRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, rows: RowFunction, student: Tensor, teacher: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
+        dtype = compute_dtype(student, teacher)
+        value, gradient = rows(student.to(dtype), teacher.to(dtype))
+        ctx.dtype = student.dtype
+        ctx.save_for_backward(gradient)
+        return value.mean()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, upstream: Tensor) -> tuple[None, Tensor, None]:  # type: ignore[no-untyped-def]
+        (gradient,) = ctx.saved_tensors
+        largest = torch.finfo(ctx.dtype).max  # QKL's gradient can pass float16's range: saturate, never infinity
+        gradient = (gradient * (upstream / gradient.shape[0])).clamp_(-largest, largest)
+        return None, gradient.to(ctx.dtype), None
+
+
+def _centred(difference: Tensor, log_weights: Tensor) -> Tensor:
+    """``difference - E[difference]`` under softmax(log_weights), exact even where one weight is almost 1.
+
+    Shifting by the difference at the likeliest entry first makes that entry's deviation minus the mean of the
+    others, instead of a rounded zero.
+    """
+    mode = log_weights.argmax(-1, keepdim=True)
+    shifted = difference - difference.gather(-1, mode)
+    return shifted.sub_((log_weights.softmax(-1) * shifted).sum(-1, keepdim=True))
+
+
+def _relative_entropy(log_p: Tensor, log_q: Tensor, deviation: Tensor) -> Tensor:
+    """KL(p ‖ q) [N] from log-probabilities and the deviation x = (log p - log q) - KL, all [N,V].
+
+    Far apart, the sum of p (log p - log q) is exact enough. Close together it cancels, and the identity
+    KL = log E_p exp(-x) = log(1 + E_p[exp(-x) - 1 + x]), valid since E_p x = 0, has only positive terms.
+    """
+    p = log_p.exp()
+    direct = (p * (log_p - log_q)).sum(-1)
+    far = log_q.exp() * direct.clamp(max=1.0).exp().unsqueeze(-1) - p + p * deviation  # p exp(-x) = q exp(KL)
+    excess = torch.where(deviation.abs() < 1.0, p * _exp_minus_tangent(-deviation), far).sum(-1)
+    return torch.where(direct < 0.5, excess.log1p(), direct)
+
+
+def _exp_minus_tangent(x: Tensor) -> Tensor:
+    """``exp(x) - 1 - x`` without cancellation, for |x| ≤ 1: a Taylor polynomial near zero, expm1 elsewhere."""
+    radius, degree = (0.25, 13) if x.dtype == torch.float64 else (0.25, 7)
+    series = torch.full_like(x, 1 / math.factorial(degree))
+    for power in range(degree - 1, 1, -1):
+        series.mul_(x).add_(1 / math.factorial(power))
+    return torch.where(x.abs() < radius, series.mul_(x).mul_(x), x.expm1() - x)
+
+
+def compute_dtype(*tensors: Tensor) -> torch.dtype:
+    """float64 if any input is, else float32: half precision is never computed in."""
+    return torch.float64 if any(t.dtype == torch.float64 for t in tensors) else torch.float32
+
+
+def check_logits(logits: Tensor, mask: Tensor) -> None:
+    """Raise a ``ValueError`` that says what to change unless ``logits`` [B,T,V] and ``mask`` [B,T] fit."""
+    if logits.dim() != 3 or not logits.is_floating_point():
+        raise ValueError(
+            f"logits has shape {list(logits.shape)} and dtype {logits.dtype}: "
+            "give floating-point [batch, time, vocabulary]"
+        )
+    if logits.shape[-1] < 2:
+        raise ValueError(f"logits has a vocabulary of {logits.shape[-1]}: at least 2 entries are needed")
+    if mask.shape != logits.shape[:2]:
+        raise ValueError(f"mask has shape {list(mask.shape)}: it must be {list(logits.shape[:2])}, as logits[:, :, 0]")
+    if mask.dtype != torch.bool:
+        raise ValueError(f"mask has dtype {mask.dtype}: it must be torch.bool (use mask.bool())")
+    if not mask.any():
+        raise ValueError("mask has no True entry: the batch holds no real token; leave empty batches out")
+
+
+def check_same_logits(name: str, other: Tensor, logits: Tensor) -> None:
+    """Raise a ``ValueError`` unless ``other`` has the shape of ``logits``."""
+    if other.shape != logits.shape or not other.is_floating_point():
+        raise ValueError(
+            f"{name} has shape {list(other.shape)} and dtype {other.dtype}: "
+            f"it must be floating-point {list(logits.shape)}, as logits (same tokens, same vocabulary)"
+        )

@@ -1,0 +1,171 @@
+"""The losses and divergences written a second time, straight from their definitions, to test against.
+
+``naive_*`` are plain torch (meant for float64 and ordinary logits, differentiated by autograd). ``exact_*`` are mpmath
+with as many digits as the logits need, value and closed-form gradient of one row, for the extremes.
+"""
+
+import mpmath
+import torch
+
+# ---- plain torch, over a whole batch -------------------------------------------------------------
+
+
+def token_log_probs(logits, labels):
+    return logits.softmax(-1).gather(-1, labels.unsqueeze(-1)).squeeze(-1).log()
+
+
+def token_mean(values, mask):
+    return sum(value for value, real in zip(values.flatten(), mask.flatten(), strict=True) if real) / mask.sum()
+
+
+def naive_ll(logits, labels, mask):
+    return token_mean(token_log_probs(logits, labels), mask)
+
+
+def naive_nlul(logits, labels, mask, tolerance=0.0):
+    assert tolerance == 0.0
+    return token_mean(-torch.log(1 - token_log_probs(logits, labels).exp()), mask)
+
+
+def naive_npo(logits, labels, mask, base_logits, beta=0.1, ratio="sum"):
+    log_ratio = token_log_probs(logits, labels) - token_log_probs(base_logits, labels)
+    total, tokens = 0.0, 0
+    for row, real in zip(log_ratio, mask, strict=True):
+        length = int(real.sum())
+        if length == 0:
+            continue
+        summed = row[real].sum()
+        if ratio == "sum":
+            total = total - 2 / beta * torch.log(torch.sigmoid(-beta * summed))
+        else:
+            total = total - 2 / beta * length * torch.log(torch.sigmoid(-beta * summed / length))
+        tokens += length
+    return total / tokens
+
+
+def naive_kl(logits, teacher_logits, mask):
+    p, q = logits.softmax(-1), teacher_logits.softmax(-1)
+    return token_mean((p * (p.log() - q.log())).sum(-1), mask)
+
+
+def naive_kl_reverse(logits, teacher_logits, mask):
+    return naive_kl(teacher_logits, logits, mask)
+
+
+def naive_quadratic(difference, probabilities):
+    """dᵀ (Diag(p) - p pᵀ) d, written with the matrix while that is small enough to hold."""
+    if probabilities.shape[-1] > 2_000:
+        return (probabilities * difference**2).sum(-1) - (probabilities * difference).sum(-1) ** 2
+    matrix = torch.diag_embed(probabilities) - probabilities.unsqueeze(-1) * probabilities.unsqueeze(-2)
+    return (difference.unsqueeze(-2) @ matrix @ difference.unsqueeze(-1)).squeeze(-1).squeeze(-1)
+
+
+def naive_qkl(logits, teacher_logits, mask):
+    return token_mean(naive_quadratic(logits - teacher_logits, logits.softmax(-1)), mask)
+
+
+def naive_qkl_frozen(logits, teacher_logits, mask):
+    return token_mean(0.5 * naive_quadratic(logits - teacher_logits, teacher_logits.softmax(-1)), mask)
+
+
+def naive_it(logits, labels, mask, base_logits):
+    return naive_kl(logits, base_logits, mask)
+
+
+NAIVE_LOSSES = {"ll": naive_ll, "npo": naive_npo, "it": naive_it, "nlul": naive_nlul}
+NAIVE_DIVERGENCES = {
+    "kl": naive_kl,
+    "kl_reverse": naive_kl_reverse,
+    "qkl": naive_qkl,
+    "qkl_frozen": naive_qkl_frozen,
+}
+
+# ---- mpmath, one row: (value, gradient) ----------------------------------------------------------
+
+
+def enough_digits(*rows):
+    """Digits to hold 1 - p when p differs from 1 by exp(-spread of the logits)."""
+    spread = max(max(row) - min(row) for row in rows)
+    return 40 + int(spread / 2.3)
+
+
+def exact_probabilities(row):
+    weights = [mpmath.exp(mpmath.mpf(h)) for h in row]
+    total = mpmath.fsum(weights)
+    return [w / total for w in weights]
+
+
+def exact_loss(name, row, label, base_row=None, beta=0.1):
+    with mpmath.workdps(enough_digits(row, *([base_row] if base_row else []))):
+        p = exact_probabilities(row)
+        indicator = [mpmath.mpf(int(j == label)) for j in range(len(row))]
+        log_prob_gradient = [e - pj for e, pj in zip(indicator, p, strict=True)]
+        if name == "ll":
+            return mpmath.log(p[label]), log_prob_gradient
+        if name == "nlul":
+            weight = p[label] / (1 - p[label])
+            return -mpmath.log(1 - p[label]), [weight * g for g in log_prob_gradient]
+        if name == "npo":
+            ratio = p[label] / exact_probabilities(base_row)[label]
+            sigmoid = 1 / (1 + ratio**beta)
+            return -2 / mpmath.mpf(beta) * mpmath.log(sigmoid), [2 * (1 - sigmoid) * g for g in log_prob_gradient]
+        assert name == "it"
+        return exact_divergence("kl", row, base_row)
+
+
+def exact_divergence(name, row, teacher_row):
+    with mpmath.workdps(enough_digits(row, teacher_row)):
+        p, q = exact_probabilities(row), exact_probabilities(teacher_row)
+        log_ratio = [mpmath.log(a / b) for a, b in zip(p, q, strict=True)]
+        difference = [mpmath.mpf(a) - mpmath.mpf(b) for a, b in zip(row, teacher_row, strict=True)]
+
+        def expectation(weights, values):
+            return mpmath.fsum(w * v for w, v in zip(weights, values, strict=True))
+
+        if name == "kl":
+            value = expectation(p, log_ratio)
+            return value, [pj * (r - value) for pj, r in zip(p, log_ratio, strict=True)]
+        if name == "kl_reverse":
+            return -expectation(q, log_ratio), [pj - qj for pj, qj in zip(p, q, strict=True)]
+        weights = p if name == "qkl" else q
+        mean = expectation(weights, difference)
+        centred = [d - mean for d in difference]
+        variance = expectation(weights, [c * c for c in centred])
+        if name == "qkl":
+            return variance, [pj * (2 * c + c * c - variance) for pj, c in zip(p, centred, strict=True)]
+        return variance / 2, [qj * c for qj, c in zip(q, centred, strict=True)]
+
+
+# ---- comparing -----------------------------------------------------------------------------------
+
+RELATIVE = {torch.float64: 1e-10, torch.float32: 1e-5}
+
+
+def assert_matches_exact(value, gradient, exact_value, exact_gradient):
+    """Compare with mpmath, relative to the value and to the gradient's norm; below the dtype's range is zero."""
+    tolerance, smallest = RELATIVE[value.dtype], torch.finfo(value.dtype).tiny
+    with mpmath.workdps(40):
+        assert abs(mpmath.mpf(value.item()) - exact_value) <= tolerance * abs(exact_value) + 4 * smallest
+        gap = mpmath.norm([mpmath.mpf(g) - e for g, e in zip(gradient.flatten().tolist(), exact_gradient, strict=True)])
+        assert gap <= tolerance * mpmath.norm(exact_gradient) + 4 * smallest
+
+
+# Rows (logits, other logits) of the extremes; the label is entry 0.
+EXTREME_ROWS = {
+    "1 - p is zero in float32": ([30.0, 0.0, -1.0, 2.0], [29.0, 0.5, -1.0, 1.0]),
+    "1 - p is zero in float64": ([60.0, 0.0, -1.0, 2.0], [59.0, 0.5, -1.0, 1.0]),
+    "p goes to zero": ([-70.0, 0.0, 1.0, 0.5], [-60.0, 0.0, 1.0, 0.25]),
+    "p is certain of another token": ([-50.0, 40.0, 1.0, 0.5], [-40.0, 41.0, 1.0, 0.25]),
+    "logits of 1e4, certain": ([1e4, -1e4, 0.0, 1.0], [0.5, 1.0, 0.0, 1.0]),
+    "logits of -1e4": ([-1e4, 1e4, 0.0, 1.0], [0.5, 1.0, 0.0, 1.0]),
+    "all logits large, nearly equal": (
+        [10000.0, 9999.5, 9990.0, 9985.25],
+        [10000.25, 9999.5, 9990.5, 9985.25],
+    ),
+    "both certain, of different tokens": ([1e4, -1e4, 0.0], [-1e4, 1e4, 0.0]),
+    "vocabulary of 2": ([0.25, -0.5], [-1.0, 0.125]),
+    "vocabulary of 2, memorised": ([45.0, -45.0], [20.0, -20.0]),
+    "vocabulary of 2, forgotten": ([-45.0, 35.0], [20.0, -20.0]),
+    "student next to the teacher": ([1.0, 2.0, 0.5, -1.0], [1.0, 2.0 + 2.0**-12, 0.5 - 2.0**-13, -1.0]),
+    "student is the teacher": ([1.0, 2.0, 0.5, -1.0], [1.0, 2.0, 0.5, -1.0]),
+}

@@ -1,0 +1,64 @@
+"""`unteach report RUN... --out report.html`: what the command takes and does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportOptions:
+    """Compare runs on one page.
+
+    Examples:
+        unteach report run/
+        unteach report runs/mt-* runs/adamw-* retrained.json --out comparison.html
+    """
+
+    runs: tuple[Path, ...]
+    """Run folders and scores files; seeds of one method are averaged."""
+    out: Path = Path("report.html")
+    """The page to write. Markdown, CSV and the figures go beside it."""
+    tensorboard: Path | None = None
+    """Also write the runs' scalars as TensorBoard event files into this folder."""
+    json: bool = False
+    """Print the result as one JSON object and nothing else."""
+
+
+def run(options: ReportOptions) -> dict[str, Any]:
+    """Write the report.
+
+    Returns:
+        What `--json` prints: `headline`, the paths `report`, `markdown`, `csv`, `figures` (`tensorboard`),
+        `rows` (benchmark, name, role, seeds, steps and the mean of every metric) and `notes`.
+
+    Raises:
+        ValueError: an input or `out` is wrong; one message names every problem.
+    """
+    from unteach.report.page import build, check_out, write
+    from unteach.report.tensorboard import write_tensorboard
+
+    check_out(options.out)
+    report = build(options.runs)
+    paths = write(report, options.out)
+    rows = []
+    for part in report.sections:
+        section = part.section
+        for method in section.methods:
+            means = {key: method.cell(key).mean for key in (*section.columns, *section.extra)}
+            facts = {"benchmark": section.benchmark, "name": method.label, "role": method.role}
+            rows.append({**facts, "seeds": len(method.members), "steps": method.steps().mean, **means})
+    result: dict[str, Any] = {
+        "headline": report.headline,
+        "report": str(paths["page"]),
+        "markdown": str(paths["markdown"]),
+        "csv": str(paths["csv"]),
+        "figures": [str(path) for path in paths["figures"]],
+        "rows": rows,
+        "notes": list(report.notes),
+    }
+    if options.tensorboard is not None:
+        folders = [write_tensorboard(loaded.path, options.tensorboard) for loaded in report.inputs.runs]
+        result["tensorboard"] = [str(folder) for folder in folders]
+    return result

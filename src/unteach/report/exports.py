@@ -1,0 +1,136 @@
+"""The report for other programs: Markdown for a repository or an issue, CSV for a spreadsheet."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from unteach.report.examples import Piece
+from unteach.report.metrics import format_number
+from unteach.report.tables import Section, describe, format_cell, format_interval
+
+if TYPE_CHECKING:
+    from unteach.report.page import Report
+
+SPECIAL = re.compile(r"([\\`*_{}\[\]()#+\-.!|~$^=:@])")
+
+
+def csv_cell(value: Any) -> Any:
+    """A cell on one line that no spreadsheet takes for a formula: a text that begins as one gets an apostrophe."""
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        return value
+    text = re.sub(r"[\t\r\n]+", " ", value)
+    return f"'{text}" if text.lstrip().startswith(("=", "+", "-", "@")) else text
+
+
+def csv_table(sections: Sequence[Section]) -> str:
+    """The table as CSV: a line per method (`seed` is `all`), and one per seed where there are several.
+
+    Columns: benchmark, data_sha256, method, role, seed, seeds, steps, then for each metric its value (mean
+    over seeds), `_std`, `_low` and `_high`.
+    """
+    metrics = list(dict.fromkeys(key for section in sections for key in (*section.columns, *section.extra)))
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    head = ["benchmark", "data_sha256", "method", "role", "seed", "seeds", "steps"]
+    parts = ("", "_std", "_low", "_high")
+    writer.writerow(csv_cell(name) for name in (*head, *(f"{key}{part}" for key in metrics for part in parts)))
+    for section in sections:
+        for method in section.methods:
+            lines = [("all", method)]
+            if len(method.members) > 1:
+                lines += [(str(member.seed), replace(method, members=(member,))) for member in method.members]
+            for seed, line in lines:
+                first = [section.benchmark, section.data_sha256, method.label, method.role, seed]
+                cells = [line.cell(metric) for metric in metrics]
+                values = [value for cell in cells for value in (cell.mean, cell.std, cell.low, cell.high)]
+                writer.writerow(map(csv_cell, (*first, len(line.members), line.steps().mean, *values)))
+    return out.getvalue()
+
+
+def escape(text: str) -> str:
+    """Plain text for Markdown: nothing in it is taken for markup, HTML, a link or a table's border."""
+    text = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return SPECIAL.sub(r"\\\1", text)
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    lines = [head, ["---"] + ["---:"] * (len(head) - 1), *rows]
+    return ["| " + " | ".join(line) + " |" for line in lines] + [""]
+
+
+def _marked(pieces: Sequence[Piece]) -> str:
+    """Output with recited passages bold."""
+    text = ""
+    for piece in pieces:
+        body = escape(piece.text)
+        space = (" " if piece.text[:1].isspace() else "", " " if piece.text[-1:].isspace() else "")
+        body = f"**{body}**" if piece.level == "passage" and body else body
+        text += f"{space[0]}{body}{space[1]}" if body else " "
+    return text.strip()
+
+
+def markdown(report: Report, figures: str) -> str:
+    """The report as Markdown, its pictures taken from the folder `figures`."""
+    lines = ["# What was forgotten, and what was kept", "", f"**{escape(report.headline)}**", ""]
+    for part in report.sections:
+        section = part.section
+        lines += [f"## {escape(section.title)}", ""]
+        if len(part.verdicts) > 1:
+            lines += [f"- {escape(verdict.sentence)}" for verdict in part.verdicts] + [""]
+        lines += _scores(section)
+        for figure in (*part.tradeoffs, *part.over_steps):
+            lines += [f"![{escape(figure.description)}]({figures}/{figure.name}.svg)", ""]
+        for group in part.examples:
+            lines += [f"### {escape(group.title)}", ""]
+            for example in group.examples:
+                lines += [f"> {escape(example.prompt)}", "", f"- expected: {escape(example.expected)}"]
+                for answer in example.answers:
+                    score = f" ({format_number(answer.score, 0)})" if answer.score is not None else ""
+                    lines.append(f"- {escape(answer.label)}{score}: {_marked(answer.pieces)}")
+                lines.append("")
+    if report.training:
+        lines += ["## Training", ""]
+        lines += [f"![{escape(figure.description)}]({figures}/{figure.name}.svg)\n" for figure in report.training]
+    if report.stops:
+        lines += ["## Steps to the stop rule", ""]
+        rows = [
+            [
+                escape(stop.method.label),
+                "–" if stop.run.seed is None else str(stop.run.seed),
+                "–" if stop.steps is None else f"{stop.steps:,}",
+                escape(stop.rule) or "–",
+                escape(stop.reason) or "–",
+            ]
+            for stop in report.stops
+        ]
+        lines += _table(["method", "seed", "steps", "stop rule", "why it stopped"], rows)
+    if report.notes:
+        lines += ["## Notes", "", *(f"- {escape(note)}" for note in report.notes), ""]
+    return "\n".join(lines)
+
+
+def _scores(section: Section) -> list[str]:
+    head = [
+        "",
+        *(f"{escape(key)} {describe(section, key).arrow}".strip() for key in section.columns),
+        "steps",
+    ]
+    columns = {key: section.cells(key) for key in section.columns}
+    rows = []
+    for method in section.methods:
+        row = [escape(method.label)]
+        for key in section.columns:
+            cell, places = columns[key][method.label], describe(section, key).decimals
+            value = format_cell(cell, places)
+            value = f"**{value}**" if cell.best else value
+            row.append(f"{value} {format_interval(cell, places)}".strip())
+        rows.append([*row, format_cell(method.steps(), 0)])
+    about = "Mean (sample std) over seeds; in brackets 95 % bootstrap intervals over items, averaged over seeds."
+    return [*_table(head, rows), about, ""]

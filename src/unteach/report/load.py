@@ -1,0 +1,340 @@
+"""Read what a report is made from: run folders and scores files, never a model.
+
+Every text is cleaned on the way in (`clean`), so that nothing later can meet a character that HTML, SVG or
+UTF-8 cannot hold. Problems are collected and raised together as one `ValueError`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+SCHEMA = "unteach.scores/1"
+RUN_FILES = ("config.yaml", "metrics.jsonl", "evaluations", "result.json")
+UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One measured value with its 95 % bootstrap interval over test items.
+
+    `value`, `low` and `high` are None where nothing was measured (NaN in the file counts as that).
+    `higher_is_better` is None where nearer to zero is better or no direction applies.
+    """
+
+    value: float | None
+    low: float | None = None
+    high: float | None = None
+    count: int | None = None
+    higher_is_better: bool | None = None
+    unit: str = ""
+
+
+@dataclass(frozen=True)
+class Result:
+    """One model measured on one benchmark (`unteach.scores/1`)."""
+
+    name: str
+    model: str
+    step: int | None
+    seed: int | None
+    benchmark: str
+    data_sha256: str
+    counts: Mapping[str, Any]
+    metrics: Mapping[str, Metric]
+    notes: tuple[str, ...]
+    items: Mapping[str, Sequence[Mapping[str, Any]]]
+    settings: Mapping[str, Any]
+    versions: Mapping[str, Any]
+    model_sha256: str
+    created: str
+    source: Path
+
+    def value(self, metric: str) -> float | None:
+        """The value of `metric`, or None where it was not measured."""
+        return self.metrics[metric].value if metric in self.metrics else None
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run folder.
+
+    `evaluations` are sorted by step, the model before training first if it was measured. `references` are
+    results in the folder that belong to no step (a retrained model, say). `steps` are the lines of
+    metrics.jsonl, one per step, sorted; after a resume the later line of a step counts.
+    """
+
+    path: Path
+    name: str
+    seed: int | None
+    config: Mapping[str, Any]
+    steps: tuple[Mapping[str, Any], ...]
+    evaluations: tuple[Result, ...]
+    references: tuple[Result, ...]
+    outcome: Mapping[str, Any]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def before(self) -> Result | None:
+        """The evaluation at step 0, if there is one."""
+        return next((result for result in self.evaluations if result.step == 0), None)
+
+    @property
+    def after(self) -> Result | None:
+        """The evaluation of the kept model: at the stop rule's step, else the last one after step 0."""
+        trained = [result for result in self.evaluations if result.step]
+        stop = self.outcome.get("stop")
+        kept = stop.get("step") if isinstance(stop, Mapping) else None
+        return next((result for result in trained if result.step == kept), trained[-1] if trained else None)
+
+    @property
+    def last_step(self) -> int | None:
+        """Steps the kept model was trained for, as far as the folder tells."""
+        if self.after is not None:
+            return self.after.step
+        if isinstance(self.outcome.get("steps"), int):
+            return self.outcome["steps"]
+        return int(self.steps[-1]["step"]) if self.steps else None
+
+
+@dataclass
+class Inputs:
+    """All that was read: run folders, and results from scores files."""
+
+    runs: list[Run] = field(default_factory=list)
+    results: list[Result] = field(default_factory=list)
+
+
+def clean(value: Any) -> Any:
+    """Replace characters no page can hold (control characters, lone surrogates) by U+FFFD, recursively."""
+    if isinstance(value, str):
+        return UNPRINTABLE.sub("�", value)
+    if isinstance(value, Mapping):
+        return {clean(str(key)): clean(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [clean(item) for item in value]
+    return value
+
+
+def number(value: Any) -> float | None:
+    """A finite number, or None for anything else (None, NaN, ±∞, a bool, a text)."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:  # an integer too large for a float
+        return None
+
+
+def load(paths: Sequence[Path]) -> Inputs:
+    """Read run folders and scores files.
+
+    Args:
+        paths: run folders or scores files; one given twice is read once.
+
+    Raises:
+        ValueError: nothing was given, or a path is missing, is no run folder, or holds broken or foreign
+            files. One message names every problem, with file and line.
+    """
+    inputs, problems = Inputs(), []
+    if not paths:
+        problems.append("no runs were given: pass at least one run folder or scores file")
+    for path in dict.fromkeys(Path(path) for path in paths):
+        if path.is_dir():
+            _read_folder(path, inputs, problems)
+        elif path.exists():
+            inputs.results += _read_scores(path, problems)
+        else:
+            problems.append(f"{path}: no such file or folder")
+    if problems:
+        raise ValueError("; ".join(problems))
+    return inputs
+
+
+def _read_folder(folder: Path, inputs: Inputs, problems: list[str]) -> None:
+    if not any((folder / name).exists() for name in RUN_FILES):
+        inside = sorted(child.name for child in folder.iterdir() if any((child / name).exists() for name in RUN_FILES))
+        hint = f"; run folders inside it: {', '.join(inside)}" if inside else ""
+        problems.append(f"{folder}: not a run folder (it has none of {', '.join(RUN_FILES)}){hint}")
+        return
+    notes: list[str] = []
+    config = _read_config(folder / "config.yaml", problems)
+    outcome = _read_json(folder / "result.json", problems) if (folder / "result.json").exists() else {}
+    if not isinstance(outcome, Mapping):
+        problems.append(f"{folder / 'result.json'}: expected an object, found {type(outcome).__name__}")
+        outcome = {}
+    steps = _read_steps(folder / "metrics.jsonl", problems, notes)
+    results = [
+        result for file in sorted((folder / "evaluations").glob("*.json")) for result in _read_scores(file, problems)
+    ]
+    evaluations = sorted((result for result in results if result.step is not None), key=lambda r: r.step or 0)
+    trained = [result for result in evaluations if result.step]
+    if not outcome:
+        notes.append(f"{folder.name}: no result.json, so the run is unfinished or was interrupted")
+    name = outcome.get("name") or (trained[-1].name if trained else "") or config.get("name") or folder.name
+    seed = next(
+        (
+            value
+            for value in (outcome.get("seed"), config.get("seed"), trained[-1].seed if trained else None)
+            if isinstance(value, int)
+        ),
+        None,
+    )
+    inputs.runs.append(
+        Run(
+            path=folder,
+            name=str(name),
+            seed=seed,
+            config=config,
+            steps=steps,
+            evaluations=tuple(evaluations),
+            references=tuple(result for result in results if result.step is None),
+            outcome=outcome,
+            notes=tuple(notes),
+        )
+    )
+
+
+def _read_config(file: Path, problems: list[str]) -> Mapping[str, Any]:
+    if not file.exists():
+        return {}
+    import yaml
+
+    try:
+        config = yaml.safe_load(file.read_text(encoding="utf-8", errors="replace"))
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f", line {mark.line + 1}" if mark else ""
+        problems.append(f"{file}{where}: not valid YAML ({getattr(error, 'problem', None) or 'unreadable'})")
+        return {}
+    if config is not None and not isinstance(config, Mapping):
+        problems.append(f"{file}: expected settings as 'name: value', found {type(config).__name__}")
+        return {}
+    return clean(config or {})
+
+
+def _read_json(file: Path, problems: list[str]) -> Any:
+    """The cleaned content of a JSON file, or {} after noting the problem."""
+    try:
+        return clean(json.loads(file.read_text(encoding="utf-8", errors="replace")))
+    except json.JSONDecodeError as error:
+        problems.append(f"{file}, line {error.lineno}: not valid JSON ({error.msg})")
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, nesting without end
+        problems.append(f"{file}: not readable as JSON ({error})")
+    except OSError as error:
+        problems.append(f"{file}: cannot be read ({error.strerror})")
+    return {}
+
+
+def _read_steps(file: Path, problems: list[str], notes: list[str]) -> tuple[Mapping[str, Any], ...]:
+    """The lines of metrics.jsonl; a half-written last line is left out and noted."""
+    if not file.exists():
+        return ()
+    lines = file.read_text(encoding="utf-8", errors="replace").split("\n")
+    filled = [index for index, line in enumerate(lines) if line.strip()]
+    rows: dict[float, Mapping[str, Any]] = {}
+    for index in filled:
+        try:
+            row = clean(json.loads(lines[index]))
+        except json.JSONDecodeError as error:
+            if index == filled[-1]:
+                notes.append(f"{file.parent.name}: the last line of metrics.jsonl is half written and left out")
+            else:
+                problems.append(f"{file}, line {index + 1}: not valid JSON ({error.msg})")
+            continue
+        step = number(row.get("step")) if isinstance(row, Mapping) else None
+        if step is None:
+            problems.append(f"{file}, line {index + 1}: expected an object with a number under 'step'")
+        else:
+            rows[step] = row
+    return tuple(rows[step] for step in sorted(rows))
+
+
+def _read_scores(file: Path, problems: list[str]) -> list[Result]:
+    """The results in a scores file: one result, a list of them, or a list under "results"."""
+    found = len(problems)
+    content = _read_json(file, problems)
+    if len(problems) > found:
+        return []
+    if isinstance(content, Mapping) and "results" in content:
+        content = content["results"]
+    entries = content if isinstance(content, list) else [content]
+    if not entries:
+        problems.append(f"{file}: holds no results")
+    results = []
+    for index, entry in enumerate(entries):
+        where = f"{file}, result {index + 1}" if len(entries) > 1 else str(file)
+        problem = _result_problem(entry)
+        if problem:
+            problems.append(f"{where}: {problem}")
+        else:
+            results.append(_result(entry, file))
+    return results
+
+
+def _result_problem(entry: Any) -> str | None:
+    if not isinstance(entry, Mapping) or not isinstance(entry.get("metrics"), Mapping):
+        return "not a scores file (no object with 'metrics' in it)"
+    if entry.get("schema", SCHEMA) != SCHEMA:
+        return f"schema is {entry['schema']!r}, this version reads {SCHEMA!r}"
+    wrong = [
+        key
+        for key, metric in entry["metrics"].items()
+        if not isinstance(metric, Mapping | int | float | None) or isinstance(metric, bool)
+    ]
+    return f"metrics.{wrong[0]} is {entry['metrics'][wrong[0]]!r}, expected a number or an object" if wrong else None
+
+
+def _result(entry: Mapping[str, Any], file: Path) -> Result:
+    benchmark = _mapping(entry.get("benchmark"))
+    items = {
+        key: [item for item in value if isinstance(item, Mapping)]
+        for key, value in _mapping(entry.get("items")).items()
+        if isinstance(value, list)
+    }
+    notes = entry.get("notes")
+    return Result(
+        name=str(entry.get("name") or entry.get("model") or file.stem),
+        model=str(entry.get("model") or ""),
+        step=_integer(entry.get("step")),
+        seed=_integer(entry.get("seed")),
+        benchmark=str(benchmark.get("name") or "unnamed benchmark"),
+        data_sha256=str(benchmark.get("data_sha256") or ""),
+        counts=_mapping(benchmark.get("counts")),
+        metrics={key: _metric(value) for key, value in entry["metrics"].items()},
+        notes=tuple(str(note) for note in notes) if isinstance(notes, list) else (),
+        items=items,
+        settings=_mapping(entry.get("settings")),
+        versions=_mapping(entry.get("versions")),
+        model_sha256=str(entry.get("model_sha256") or ""),
+        created=str(entry.get("created") or ""),
+        source=file,
+    )
+
+
+def _metric(value: Any) -> Metric:
+    if not isinstance(value, Mapping):
+        return Metric(value=number(value))
+    better = value.get("higher_is_better")
+    return Metric(
+        value=number(value.get("value")),
+        low=number(value.get("low")),
+        high=number(value.get("high")),
+        count=_integer(value.get("count")),
+        higher_is_better=better if isinstance(better, bool) else None,
+        unit=str(value.get("unit") or ""),
+    )
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _integer(value: Any) -> int | None:
+    finite = number(value)
+    return int(finite) if finite is not None and finite == int(finite) else None

@@ -1,0 +1,288 @@
+"""Put the report together and write it: one page, and beside it Markdown, CSV and every figure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from unteach.report import published
+from unteach.report.examples import ExampleSet, choose
+from unteach.report.load import Inputs, Run, load, number
+from unteach.report.metrics import METRICS, format_number
+from unteach.report.plots import evaluation_figures, keys_of, tradeoff_figures, training_figures
+from unteach.report.style import Figure, look
+from unteach.report.tables import (
+    Method,
+    Section,
+    describe,
+    flatten,
+    format_cell,
+    format_interval,
+    methods_of,
+    sections_of,
+)
+from unteach.report.verdict import Verdict, headline, verdicts
+
+BARS = ("verbmem_f", "knowmem_f", "knowmem_r", "mmlu_val", "degenerate")
+"""Metrics in percent that the summary draws as bars."""
+
+
+@dataclass(frozen=True)
+class SectionReport:
+    """All that the page shows about one section."""
+
+    section: Section
+    verdicts: Sequence[Verdict]
+    tradeoffs: Sequence[Figure]
+    over_steps: Sequence[Figure]
+    examples: Sequence[ExampleSet]
+    points: Sequence[Any]
+
+
+@dataclass(frozen=True)
+class Stop:
+    """How one run ended."""
+
+    method: Method
+    run: Run
+    steps: int | None
+    rule: str
+    reason: str
+    seconds: float | None
+    epochs: float | None
+
+
+@dataclass(frozen=True)
+class Report:
+    """The report before it is written."""
+
+    headline: str
+    methods: Sequence[Method]
+    sections: Sequence[SectionReport]
+    training: Sequence[Figure]
+    foreign: Sequence[published.Foreign]
+    stops: Sequence[Stop]
+    notes: Sequence[str]
+    inputs: Inputs
+
+    @property
+    def figures(self) -> list[Figure]:
+        """Every figure, in the order of the page."""
+        own = [figure for part in self.sections for figure in (*part.tradeoffs, *part.over_steps)]
+        others = [figure for part in self.foreign for figure in (*part.tradeoffs, *part.curves)]
+        return [*own, *self.training, *others]
+
+
+def build(paths: Sequence[Path]) -> Report:
+    """Read the runs and make everything the page needs.
+
+    Raises:
+        ValueError: see `load`.
+    """
+    inputs = load(paths)
+    methods = methods_of(inputs)
+    parts = []
+    sections = sections_of(methods)
+    for index, section in enumerate(sections):
+        suffix = f"-{index + 1}" if len(sections) > 1 else ""
+        points = published.points(section.benchmark)
+        parts.append(
+            SectionReport(
+                section,
+                verdicts(section),
+                tradeoff_figures(section, points, suffix),
+                evaluation_figures(section, suffix),
+                choose(section),
+                points,
+            )
+        )
+    return Report(
+        headline=headline(sections, inputs.runs),
+        methods=methods,
+        sections=parts,
+        training=training_figures(methods),
+        foreign=published.foreign({section.benchmark for section in sections}),
+        stops=[stop(method, run) for method in methods for run in method.runs],
+        notes=collect_notes(inputs),
+        inputs=inputs,
+    )
+
+
+def stop(method: Method, run: Run) -> Stop:
+    """When and why a run ended, as far as its folder tells."""
+    given = run.outcome.get("stop")
+    given = given if isinstance(given, Mapping) else {}
+    reason = str(given.get("reason") or ("" if run.outcome else "unfinished or interrupted"))
+    seconds = number(run.outcome.get("seconds"))
+    epochs = next((value for row in reversed(run.steps) if (value := number(row.get("epoch"))) is not None), None)
+    return Stop(method, run, run.last_step, str(given.get("rule") or ""), reason, seconds, epochs)
+
+
+def collect_notes(inputs: Inputs) -> list[str]:
+    """Notes of runs and results, each once."""
+    notes = [note for run in inputs.runs for note in run.notes]
+    results = [result for run in inputs.runs for result in (*run.evaluations, *run.references)] + inputs.results
+    notes += [note for result in results for note in result.notes]
+    return list(dict.fromkeys(notes))
+
+
+def settings_table(report: Report) -> tuple[list[str], list[tuple[str, list[str], bool]]]:
+    """Columns (methods with settings) and rows (setting, values, whether they differ), differences first."""
+    methods = [method for method in report.methods if method.runs and method.runs[0].config]
+    flat = [flatten(method.runs[0].config) for method in methods]
+    for settings in flat:
+        for key in ("out", "resume", "json"):  # where and how it was started says nothing about the result
+            settings.pop(key, None)
+    for method, settings in zip(methods, flat, strict=True):
+        seeds = [str(run.seed) for run in method.runs if run.seed is not None]
+        if seeds:
+            settings["seed"] = ", ".join(seeds)
+    keys = list(dict.fromkeys(key for settings in flat for key in settings))
+    rows = []
+    for key in keys:
+        values = ["–" if settings.get(key) is None else str(settings[key]) for settings in flat]
+        rows.append((key, values, len(set(values)) > 1))
+    rows.sort(key=lambda row: not row[2])
+    return [method.label for method in methods], rows
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people say them: 41 s, 3 min 20 s, 2 h 5 min."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def render(report: Report) -> str:
+    """The page as HTML; every text that came from a file is escaped by the template engine."""
+    from jinja2 import Environment
+    from markupsafe import Markup, escape
+
+    folder = files("unteach.report")
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.globals.update(
+        describe=describe,
+        look=look,
+        number=format_number,
+        cell=format_cell,
+        interval=format_interval,
+        keys_of=keys_of,
+        bars=BARS,
+        duration=duration,
+        breakable=lambda text: Markup("_<wbr>" if len(text) > 14 else "_").join(
+            escape(part) for part in text.split("_")
+        ),
+        together=lambda text: text.replace(" %", "\u00a0%"),
+        metrics=METRICS,
+        safe=Markup,
+    )
+    columns, settings = settings_table(report)
+    template = environment.from_string(folder.joinpath("template.html").read_text(encoding="utf-8"))
+    return template.render(
+        report=report,
+        style=Markup(folder.joinpath("style.css").read_text(encoding="utf-8")),
+        setting_columns=columns,
+        settings=settings,
+        published=published,
+        data=_data(report),
+        sources=_sources(report),
+    )
+
+
+def _data(report: Report) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Counts of test items and of training data; methods with the same data share a table."""
+
+    def lines(counts: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+        return tuple((key, f"{v:,}" if isinstance(v, int) else str(v)) for key, v in flatten(counts).items())
+
+    tables = [(f"Test items, {part.section.title}", lines(part.section.counts)) for part in report.sections]
+    trained: dict[tuple[tuple[str, str], ...], list[str]] = {}
+    for method in report.methods:
+        counts = next((c for run in method.runs if isinstance(c := run.outcome.get("counts"), Mapping)), {})
+        trained.setdefault(lines(counts), []).append(method.label)
+    trained.pop((), None)
+    alone = len(trained) == 1
+    tables += [("Training data" if alone else f"Training data, {', '.join(m)}", c) for c, m in trained.items()]
+    return [(title, list(counts)) for title, counts in tables if counts]
+
+
+def _sources(report: Report) -> list[tuple[str, str]]:
+    """Where each result came from: file, model, hashes, versions."""
+    inputs = report.inputs
+    results = [run.after or run.before for run in inputs.runs] + list(inputs.results)
+    lines = []
+    for result in results:
+        if result is not None:
+            versions = ", ".join(f"{key} {value}" for key, value in result.versions.items())
+            facts = (
+                ("model", result.model),
+                ("model sha256", result.model_sha256[:12]),
+                ("data sha256", result.data_sha256[:12]),
+                ("measured", result.created),
+                ("with", versions),
+            )
+            name = result.name if result.seed is None else f"{result.name}, seed {result.seed}"
+            lines.append((name, " · ".join(f"{key} {value}" for key, value in facts if value)))
+    return lines
+
+
+def write_report(runs: Sequence[Path], out: Path) -> Path:
+    """Write the report of one or more runs.
+
+    Beside `out` (say report.html) lie report.md, report.csv and the folder report_figures with every figure
+    as SVG and PNG. The same runs always give the same bytes.
+
+    Args:
+        runs: run folders or scores files (`unteach.scores/1`).
+        out: the page to write; its folder is made if need be.
+
+    Returns:
+        `out`.
+
+    Raises:
+        ValueError: a run cannot be read, or `out` is a folder. One message names every problem.
+    """
+    check_out(out)
+    write(build(runs), out)
+    return out
+
+
+def check_out(out: Path) -> None:
+    """Refuse an `out` that cannot be a page, before any work is done."""
+    if out.is_dir() or not out.suffix:
+        raise ValueError(f"out is {str(out)!r}, a folder or a name without ending: give a file such as report.html")
+
+
+def write(report: Report, out: Path) -> dict[str, Any]:
+    """Write page, Markdown, CSV and figures; returns their paths."""
+    from unteach.report.exports import csv_table, markdown
+
+    folder = out.with_name(f"{out.stem}_figures")
+    texts = {
+        out: render(report),
+        out.with_suffix(".md"): markdown(report, folder.name),
+        out.with_suffix(".csv"): csv_table([part.section for part in report.sections]),
+    }
+    out.parent.mkdir(parents=True, exist_ok=True)
+    for path, text in texts.items():
+        path.write_text(text, encoding="utf-8", newline="\n")
+    written = []
+    if report.figures:
+        folder.mkdir(exist_ok=True)
+    for figure in report.figures:
+        for suffix, content in figure.files.items():
+            path = folder / f"{figure.name}{suffix}"
+            path.write_bytes(content)
+            written.append(path)
+    return {
+        "page": out,
+        "markdown": out.with_suffix(".md"),
+        "csv": out.with_suffix(".csv"),
+        "figures": written,
+    }

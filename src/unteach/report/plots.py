@@ -1,0 +1,322 @@
+"""The figures of a report: trade-offs, scores over steps, and the training curves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from unteach.report.load import Run, number
+from unteach.report.metrics import METRICS, RAW_AUC, format_number
+from unteach.report.style import FOREIGN, INK, MUTED, SURFACE, Canvas, Figure, Key, Look, look, make_figure
+from unteach.report.tables import Method, Section, describe
+
+POINTS = 150
+"""Most points of one training curve; longer ones are averaged over equal stretches of steps."""
+SMOOTH = 15
+"""Points the running mean of a training curve looks at (fewer for short curves)."""
+CURVES = (
+    ("nll_forget", "Loss on the forget batches", "negative log-likelihood, nats per token", False),
+    ("grad_norm", "Gradient norm", "before clipping", True),
+    ("divergence", "Divergence on general text", "between student and teacher", True),
+)
+OVER_STEPS = ("verbmem_f", "knowmem_f", "knowmem_r", "mmlu_val", "nll_general", "degenerate")
+
+
+@dataclass(frozen=True)
+class Published:
+    """A point from another harness: `number` refers to the list under the figure, None for a single run."""
+
+    number: int | None
+    name: str
+    source: str
+    metrics: Mapping[str, float]
+
+
+def keys_of(methods: Sequence[Method]) -> list[Key]:
+    """Legend entries of the given rows."""
+    return [(method.label, look(method.role, method.index)) for method in methods]
+
+
+def tradeoff_figures(section: Section, published: Sequence[Published], suffix: str = "") -> list[Figure]:
+    """Utility (knowmem_r) against recital, knowledge and membership leak, as the paper's Figure 3.
+
+    Without PrivLeak the third panel shows the raw AUC. A panel needs at least one point of our own.
+    """
+    third = RAW_AUC if section.privleak_missing else "privleak"
+    figures = []
+    for metric in ("verbmem_f", "knowmem_f", third):
+        shown = [m for m in section.methods if m.cell(metric).mean is not None and m.cell("knowmem_r").mean is not None]
+        if shown:
+            figures.append(tradeoff_figure(section.title, metric, shown, published, f"tradeoff-{metric}{suffix}"))
+    return figures
+
+
+def tradeoff_figure(
+    benchmark: str, metric: str, methods: Sequence[Method], published: Sequence[Published], name: str
+) -> Figure:
+    """One trade-off panel: our rows in colour, published points hollow and grey."""
+    label = {"privleak": "|PrivLeak|", RAW_AUC: "membership AUC"}.get(metric, metric)
+    places = METRICS[metric].decimals
+    outside = [point for point in published if metric in point.metrics and "knowmem_r" in point.metrics]
+
+    def position(value: float) -> float:
+        return abs(value) if metric == "privleak" else value
+
+    def draw(canvas: Canvas) -> None:
+        axes = canvas.axes
+        _draw_published(canvas, metric, outside, position)
+        for method in methods:
+            style = look(method.role, method.index)
+            x, y = method.cell(metric), method.cell("knowmem_r")
+            assert x.mean is not None
+            assert y.mean is not None
+            bounds = (
+                [[abs(y.mean - y.low)], [abs(y.high - y.mean)]] if y.low is not None and y.high is not None else None
+            )
+            axes.errorbar(position(x.mean), y.mean, bounds, color=style.colour, elinewidth=0.9, alpha=0.6, zorder=4)
+            for member in method.members if len(method.members) > 1 else ():
+                seed_x, seed_y = (member.result.value(key) if member.result else None for key in (metric, "knowmem_r"))
+                if seed_x is not None and seed_y is not None:
+                    axes.plot(position(seed_x), seed_y, style.marker, color=style.colour, ms=3, alpha=0.5, zorder=5)
+            size = {"*": 11, "D": 6.5}.get(style.marker, 8)
+            (point,) = axes.plot(
+                position(x.mean),
+                y.mean,
+                style.marker,
+                color=style.colour,
+                ms=size,
+                mec=SURFACE,
+                mew=0.8,
+                zorder=6,
+            )
+            figures = f"{metric} {format_number(x.mean, places)}, knowmem_r {format_number(y.mean)}"
+            canvas.tip(point, f"{method.label}: {figures}")
+        _widen(axes)
+        numbered = [(p.number, position(p.metrics[metric]), p.metrics["knowmem_r"]) for p in outside if p.number]
+        _number_points(axes, numbered)
+        axes.set_title("knowmem_r ↑  answers on retained documents")
+        axes.set_xlabel("membership AUC (about 0.5: never seen)" if metric == RAW_AUC else f"{label} ← lower is better")
+        if metric == RAW_AUC:
+            axes.axvline(0.5, color=MUTED, lw=0.8, ls=(0, (2, 2)), zorder=1)
+
+    names = "; ".join(
+        f"{m.label} {format_number(m.cell(metric).mean, places)} / {format_number(m.cell('knowmem_r').mean)}"
+        for m in methods
+    )
+    title = f"Utility against {label}"
+    about = f"{title} on {benchmark} ({metric} / knowmem_r): {names or 'published points only'}"
+    return make_figure(name, title, about, draw, keys_of(methods))
+
+
+def _draw_published(
+    canvas: Canvas, metric: str, outside: Sequence[Published], position: Callable[[float], float]
+) -> None:
+    """Points of others: hollow and grey; single runs of the paper as small dots."""
+    for point in outside:
+        single = point.number is None
+        (dot,) = canvas.axes.plot(
+            position(point.metrics[metric]),
+            point.metrics["knowmem_r"],
+            "o",
+            mfc=FOREIGN if single else "none",
+            mec=FOREIGN,
+            ms=2.2 if single else 5,
+            alpha=0.7,
+            zorder=2,
+        )
+        figures = f"{metric} {point.metrics[metric]:g}, knowmem_r {point.metrics['knowmem_r']:g}"
+        canvas.tip(dot, f"{point.name} ({point.source}): {figures}")
+
+
+def _number_points(axes: Any, places: Sequence[tuple[int, float, float]]) -> None:
+    """Write each point's number near it, where it crowds other points and numbers least."""
+    scale = 72 / axes.figure.dpi
+    spots = [(index, *(scale * axes.transData.transform((x, y)))) for index, x, y in places]
+    taken = [(x, y) for _, x, y in spots]
+    for index, x, y in spots:
+        around = [
+            (r * math.cos(k * math.pi / 8), r * math.sin(k * math.pi / 8)) for r in (8, 13, 19) for k in range(16)
+        ]
+
+        def crowding(offset: tuple[float, float], x: float = x, y: float = y) -> float:
+            gaps = [math.hypot((x + offset[0] - a) / 1.4, y + offset[1] - b) for a, b in taken]
+            return sum(max(0.0, 7 - gap) for gap in gaps) + math.hypot(*offset) / 10
+
+        best = min(around, key=crowding)
+        taken.append((x + best[0], y + best[1]))
+        far = math.hypot(*best) > 9
+        axes.annotate(
+            str(index),
+            next((px, py) for n, px, py in places if n == index),
+            best,
+            textcoords="offset points",
+            ha="center",
+            va="center",
+            fontsize=6.5,
+            color=FOREIGN,
+            zorder=3,
+            arrowprops={"arrowstyle": "-", "color": FOREIGN, "lw": 0.4, "shrinkA": 3, "shrinkB": 2} if far else None,
+        )
+
+
+def _widen(axes: Any) -> None:
+    """Room around the points of a trade-off."""
+    axes.margins(0.12, 0.16)
+    axes.autoscale_view()
+    left, right = axes.get_xlim()
+    axes.set_xlim(left=max(left, -0.04 * right))  # no metric here is negative
+    _at_least(axes, 10.0)
+
+
+def _at_least(axes: Any, least: float) -> None:
+    """No range so small that noise looks like a difference."""
+    low, high = axes.get_ylim()
+    if high - low < least:
+        middle = (low + high) / 2
+        axes.set_ylim(middle - least / 2, middle + least / 2)
+
+
+def evaluation_figures(section: Section, suffix: str = "") -> list[Figure]:
+    """Each score over training steps, all runs overlaid; a ring marks the model that was kept."""
+    runs = [(method, run) for method in section.trained for run in method.runs]
+    figures = []
+    for metric in OVER_STEPS:
+        lines = [
+            (method, run, points)
+            for method, run in runs
+            if len(points := [(e.step, e.value(metric)) for e in run.evaluations if e.value(metric) is not None]) > 1
+        ]
+        if lines:
+            figures.append(_over_steps(section, metric, lines, suffix))
+    return figures
+
+
+def _over_steps(
+    section: Section, metric: str, lines: Sequence[tuple[Method, Run, list[tuple[Any, Any]]]], suffix: str
+) -> Figure:
+    info = describe(section, metric)
+    retrained = section.first("retrained")
+    limit = retrained.cell(metric).mean if retrained else None
+
+    def draw(canvas: Canvas) -> None:
+        axes = canvas.axes
+        for method, run, points in lines:
+            style = look(method.role, method.index)
+            (line,) = axes.plot(
+                *zip(*points, strict=True), color=style.colour, ls=style.dash, marker=style.marker, ms=4
+            )
+            canvas.tip(line, f"{method.label}, seed {run.seed}")
+            kept = run.after.value(metric) if run.after else None
+            if run.after and kept is not None:
+                axes.plot(run.after.step, kept, "o", mfc="none", mec=style.colour, ms=9, mew=1.1)
+        if limit is not None:
+            axes.axhline(limit, color=INK, lw=0.9, ls=(0, (2, 2)), zorder=1)
+            axes.annotate(
+                "retrained",
+                (1, limit),
+                (0, 3),
+                xycoords=axes.get_yaxis_transform(),
+                textcoords="offset points",
+                ha="right",
+                fontsize=7,
+                color=INK,
+            )
+        axes.margins(y=0.12)
+        axes.autoscale_view()
+        _at_least(axes, 0.2 if metric == "nll_general" else 10.0)
+        axes.set_title(f"{metric} {info.arrow}")
+        axes.set_xlabel("step")
+
+    ends = "; ".join(
+        f"{m.label} from {format_number(p[0][1], info.decimals)} to {format_number(p[-1][1], info.decimals)}"
+        for m, _, p in lines
+    )
+    title = info.title[:1].upper() + info.title[1:]
+    shown = list({method.label: method for method, _, _ in lines}.values())
+    return make_figure(f"steps-{metric}{suffix}", title, f"{metric} over training steps: {ends}", draw, keys_of(shown))
+
+
+def training_figures(methods: Sequence[Method]) -> list[Figure]:
+    """Loss on the forget batches, gradient norm and divergence over steps, all runs overlaid."""
+    figures = []
+    for field, title, unit, logarithmic in CURVES:
+        lines = [
+            (method.label, look(method.role, method.index), run.seed, points)
+            for method in methods
+            for run in method.runs
+            if (points := curve(run.steps, field, positive=logarithmic))
+        ]
+        if lines:
+            shown = {label: style for label, style, _, _ in lines}
+            figures.append(curve_figure(f"training-{field}", title, unit, lines, list(shown.items()), logarithmic))
+    return figures
+
+
+def curve(rows: Sequence[Mapping[str, Any]], field: str, *, positive: bool = False) -> list[tuple[float, float]]:
+    """(step, value) pairs of one field without gaps (None, NaN), at most `POINTS` by averaging neighbours."""
+    pairs = [(float(row["step"]), value) for row in rows if (value := number(row.get(field))) is not None]
+    pairs = [pair for pair in pairs if pair[1] > 0 or not positive]
+    stretch = -(-len(pairs) // POINTS)
+    chunks = [pairs[i : i + stretch] for i in range(0, len(pairs), stretch)] if stretch > 1 else [[p] for p in pairs]
+    return [(sum(p[0] for p in chunk) / len(chunk), sum(p[1] for p in chunk) / len(chunk)) for chunk in chunks]
+
+
+def running_mean(values: Sequence[float]) -> list[float]:
+    """The mean over a window around each point: a tenth of the curve, `SMOOTH` at most, cut at the ends."""
+    half = min(SMOOTH, len(values) // 10) // 2
+    windows = [values[max(0, i - half) : i + half + 1] for i in range(len(values))]
+    return [sum(window) / len(window) for window in windows]
+
+
+def curve_figure(
+    name: str,
+    title: str,
+    unit: str,
+    lines: Sequence[tuple[str, Look, int | None, list[tuple[float, float]]]],
+    keys: Sequence[Key],
+    logarithmic: bool,
+) -> Figure:
+    """Curves over steps, one per run, those of a method in one look."""
+    values = [value for _, _, _, points in lines for _, value in points]
+    log = min(values) > 0 and (logarithmic or max(values) / min(values) > 50)
+
+    def draw(canvas: Canvas) -> None:
+        axes = canvas.axes
+        for index, (label, style, seed, points) in enumerate(lines):
+            every = max(len(points) // 6, 1)
+            steps = [step for step, _ in points]
+            if len(points) > SMOOTH:
+                axes.plot(steps, [value for _, value in points], color=style.colour, lw=0.6, alpha=0.3)
+            (line,) = axes.plot(
+                steps,
+                running_mean([value for _, value in points]),
+                color=style.colour,
+                ls=style.dash,
+                lw=1.4,
+                marker=style.marker,
+                ms=4,
+                markevery=(index * every // 4 % every, every),
+            )
+            canvas.tip(line, f"{label}, seed {seed}" if seed is not None else label)
+        if log:
+            _log_scale(axes, values)
+        axes.margins(y=0.08)
+        axes.set_title(unit)
+        axes.set_xlabel("step")
+
+    ends = "; ".join(f"{label} from {p[0][1]:.3g} to {p[-1][1]:.3g}" for label, _, _, p in lines)
+    return make_figure(name, title, f"{title} over training steps: {ends}", draw, keys)
+
+
+def _log_scale(axes: Any, values: Sequence[float]) -> None:
+    """A logarithmic axis with plain numbers; on a narrow one the steps between are labelled too."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axes.set_yscale("log")
+    narrow = math.log10(max(values) / min(values)) < 1.5
+    plain = FuncFormatter(lambda value, _: f"{value:g}")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if narrow else (1.0,), numticks=8))
+    axes.yaxis.set_major_formatter(plain)
+    axes.yaxis.set_minor_formatter(NullFormatter())

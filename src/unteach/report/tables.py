@@ -1,0 +1,303 @@
+"""From runs to rows: which results belong together, and their means, spreads and intervals.
+
+A *method* is one name run with one set of settings, over any number of seeds. A *section* holds the methods
+measured on one benchmark with one set of data (equal data hashes), as the halves of the paper's Table 1;
+rows of different sections are never compared.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from unteach.report.load import Inputs, Metric, Result, Run
+from unteach.report.metrics import BESIDE, MAIN, METRICS, RANKED, RAW_AUC, MetricInfo, format_number
+
+Role = Literal["target", "retrained", "method"]
+RUN_SPECIFIC = frozenset({"seed", "seeds", "name", "out", "resume", "json"})
+"""Settings that may differ between seeds of one method."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One metric of one method.
+
+    `mean` and `std` (sample standard deviation, None for one seed) are over seeds; `low` and `high` are the
+    95 % bootstrap bounds over test items, averaged over seeds.
+    """
+
+    mean: float | None
+    std: float | None = None
+    low: float | None = None
+    high: float | None = None
+    seeds: int = 0
+    best: bool = False
+
+
+@dataclass(frozen=True)
+class Member:
+    """One seed of a method: its final result, the result before training, and its run folder if any."""
+
+    seed: int | None
+    result: Result | None
+    before: Result | None = None
+    run: Run | None = None
+
+
+@dataclass(frozen=True)
+class Method:
+    """A row of the table. `index` numbers the methods of the whole report: it picks colour and marker."""
+
+    label: str
+    role: Role
+    members: tuple[Member, ...]
+    index: int = 0
+
+    @property
+    def runs(self) -> list[Run]:
+        """The run folders behind the row."""
+        return [member.run for member in self.members if member.run is not None]
+
+    def cell(self, metric: str) -> Cell:
+        """Mean, spread and interval of `metric` over the seeds that measured it."""
+        results = [member.result for member in self.members if member.result is not None]
+        return aggregate([result.metrics[metric] for result in results if metric in result.metrics])
+
+    def before(self, metric: str) -> Cell:
+        """The same for the model before training."""
+        results = [member.before for member in self.members if member.before is not None]
+        return aggregate([result.metrics[metric] for result in results if metric in result.metrics])
+
+    def steps(self) -> Cell:
+        """Steps the kept models were trained for."""
+        steps = [run.last_step for run in self.runs if run.last_step is not None]
+        return aggregate([Metric(float(step)) for step in steps])
+
+
+@dataclass(frozen=True)
+class Section:
+    """Methods measured on the same data. `columns` are shown in the main table, `extra` in the full one."""
+
+    title: str
+    benchmark: str
+    data_sha256: str
+    counts: Mapping[str, Any]
+    methods: tuple[Method, ...]
+    columns: tuple[str, ...]
+    extra: tuple[str, ...]
+    privleak_missing: bool
+
+    def first(self, role: Role) -> Method | None:
+        """The first row with that role, if any."""
+        return next((method for method in self.methods if method.role == role), None)
+
+    @property
+    def trained(self) -> list[Method]:
+        """The rows that are methods, not references."""
+        return [method for method in self.methods if method.role == "method"]
+
+    def cells(self, metric: str) -> dict[str, Cell]:
+        """Label → cell of one column, the best mean among methods marked where the paper sets it bold."""
+        cells = {method.label: method.cell(metric) for method in self.methods}
+        ranked = [m.label for m in self.trained if cells[m.label].mean is not None]
+        better = direction(self, metric)
+        if metric in RANKED and len(ranked) > 1 and (better is not None or metric == "privleak"):
+
+            def cost(label: str) -> float:
+                mean = cells[label].mean or 0.0
+                return abs(mean) if metric == "privleak" else -mean if better else mean
+
+            best = min(map(cost, ranked))
+            cells |= {label: replace(cells[label], best=True) for label in ranked if cost(label) == best}
+        return cells
+
+
+def direction(section: Section, metric: str) -> bool | None:
+    """Whether higher is better, from the known arrows, else from what the results say."""
+    if metric in METRICS:
+        return {"↑": True, "↓": False}.get(METRICS[metric].arrow)
+    for method in section.methods:
+        for member in method.members:
+            if member.result is not None and metric in member.result.metrics:
+                return member.result.metrics[metric].higher_is_better
+    return None
+
+
+def describe(section: Section, metric: str) -> MetricInfo:
+    """Title, explanation and arrow of a metric, also of one this module does not know."""
+    if metric in METRICS:
+        return METRICS[metric]
+    arrow = {True: "↑", False: "↓", None: ""}[direction(section, metric)]
+    return MetricInfo("", "", arrow, 3 if metric.startswith(("auc_", "nll_")) else 1)
+
+
+def aggregate(metrics: Sequence[Metric]) -> Cell:
+    """Combine the seeds of one metric; seeds without a value are left out."""
+    measured = [metric for metric in metrics if metric.value is not None]
+    if not measured:
+        return Cell(None)
+    values = [metric.value for metric in measured if metric.value is not None]
+    lows = [metric.low for metric in measured if metric.low is not None]
+    highs = [metric.high for metric in measured if metric.high is not None]
+    whole = len(lows) == len(highs) == len(values)
+    return Cell(
+        mean=statistics.fmean(values),
+        std=statistics.stdev(values) if len(values) > 1 else None,
+        low=statistics.fmean(lows) if whole else None,
+        high=statistics.fmean(highs) if whole else None,
+        seeds=len(values),
+    )
+
+
+def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings as dotted names, lists as texts."""
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = ", ".join(map(str, value)) if isinstance(value, list) else value
+    return flat
+
+
+def method_settings(run: Run) -> dict[str, Any]:
+    """The settings of a run that make its method: all but seed, name and output folder."""
+    return {key: value for key, value in flatten(run.config).items() if key not in RUN_SPECIFIC}
+
+
+def role_of(name: str) -> Role:
+    """`target` or `retrained` for names that end so (`micro:target`, `MUSE-news_retrain`), else `method`."""
+    last = re.split(r"[:/\\_\-\s]", name.strip().casefold())[-1]
+    if last == "target":
+        return "target"
+    return "retrained" if last in ("retrained", "retrain", "reference") else "method"
+
+
+def methods_of(inputs: Inputs) -> list[Method]:
+    """Sort all runs and results into rows, references first, then methods in the order given."""
+    references: dict[tuple[Role, str, str], list[Result]] = {}
+    trained: dict[str, list[Member]] = {}
+
+    def add_reference(role: Role, result: Result) -> None:
+        same = references.setdefault((role, result.benchmark, result.data_sha256), [])
+        if not any(_same_model(result, other) for other in same):
+            same.append(result)
+
+    for run in inputs.runs:
+        if run.before is not None:
+            add_reference("target", run.before)
+        for result in run.references:
+            role = role_of(result.name)
+            add_reference("retrained" if role == "method" else role, result)
+        trained.setdefault(run.name, []).append(Member(run.seed, run.after, run.before, run))
+    for result in inputs.results:
+        role = role_of(result.name)
+        if role == "method":
+            trained.setdefault(result.name, []).append(Member(result.seed, result))
+        else:
+            add_reference(role, result)
+
+    methods = [
+        Method(
+            role if len(results) == 1 else f"{role} ({result.model or result.name})",
+            role,
+            (Member(None, result),),
+        )
+        for (role, _, _), results in sorted(references.items(), key=lambda item: item[0][0] != "target")
+        for result in results
+    ]
+    rows = [row for name, members in trained.items() for row in _split(name, members)]
+    return methods + [replace(row, index=index) for index, row in enumerate(rows)]
+
+
+def _same_model(one: Result, other: Result) -> bool:
+    if one.model_sha256 and other.model_sha256:
+        return one.model_sha256 == other.model_sha256
+    return {key: metric.value for key, metric in one.metrics.items()} == {
+        key: metric.value for key, metric in other.metrics.items()
+    }
+
+
+def _split(name: str, members: Sequence[Member]) -> list[Method]:
+    """One row per set of settings and data; runs with one seed are no seeds of one method and stay apart."""
+    groups: dict[tuple[Any, ...], list[Member]] = {}
+    for member in members:
+        settings = tuple(sorted((k, str(v)) for k, v in method_settings(member.run).items())) if member.run else ()
+        result = member.result or member.before
+        groups.setdefault((settings, _data_of(result), member.run is None), []).append(member)
+    rows: list[tuple[str, list[Member]]] = []
+    varying = _varying([dict(settings) for settings, _, _ in groups])
+    for (settings, data, _), group in groups.items():
+        differs = [f"{key} {value}" for key, value in settings if key in varying]
+        others = [key for key in groups if key[1] == data]
+        detail = ", ".join(differs) if 0 < len(differs) <= 2 else _where(group[0])
+        label = name if len(others) == 1 else f"{name} · {detail}"
+        seeds = [member.seed for member in group]
+        if len(set(seeds)) == len(seeds):
+            rows.append((label, group))
+        else:
+            rows += [(f"{name} · {_where(member)}", [member]) for member in group]
+    return [Method(label, "method", tuple(group)) for label, group in rows]
+
+
+def _data_of(result: Result | None) -> tuple[str, str] | None:
+    return (result.benchmark, result.data_sha256) if result else None
+
+
+def _where(member: Member) -> str:
+    if member.run is not None:
+        return member.run.path.name or str(member.run.path)
+    return member.result.model or member.result.source.name if member.result else ""
+
+
+def _varying(settings: Sequence[Mapping[str, Any]]) -> set[str]:
+    keys = {key for one in settings for key in one}
+    return {key for key in keys if len({str(one.get(key)) for one in settings}) > 1}
+
+
+def sections_of(methods: Sequence[Method]) -> list[Section]:
+    """Group rows by benchmark and data; rows without any result belong to no section."""
+    groups: dict[tuple[str, str], list[Method]] = {}
+    for method in methods:
+        data = _data_of(next((m.result or m.before for m in method.members if m.result or m.before), None))
+        if data is not None:
+            groups.setdefault(data, []).append(method)
+    names = [name for name, _ in groups]
+    sections = []
+    for (name, data_hash), rows in groups.items():
+        title = name if names.count(name) == 1 else f"{name} · data {data_hash[:8] or 'unknown'}"
+        sections.append(_section(title, name, data_hash, rows))
+    return sections
+
+
+def _section(title: str, name: str, data_hash: str, rows: Sequence[Method]) -> Section:
+    results = [member.result for row in rows for member in row.members if member.result is not None]
+    measured: dict[str, None] = {}
+    for result in results:
+        measured |= dict.fromkeys(key for key, metric in result.metrics.items() if metric.value is not None)
+    columns = [key for key in MAIN if key in measured]
+    missing = "privleak" not in measured and RAW_AUC in measured
+    if missing:
+        columns.insert(min(3, len(columns)), RAW_AUC)
+    columns += [key for key in BESIDE if key in measured]
+    if not columns:
+        columns = list(measured)[:6]
+    counts = next((result.counts for result in results if result.counts), {})
+    extra = tuple(key for key in measured if key not in columns)
+    return Section(title, name, data_hash, counts, tuple(rows), tuple(columns), extra, missing)
+
+
+def format_cell(cell: Cell, decimals: int = 1) -> str:
+    """`mean` or `mean (std)`."""
+    spread = f" ({format_number(cell.std, decimals)})" if cell.std is not None else ""
+    return format_number(cell.mean, decimals) + spread
+
+
+def format_interval(cell: Cell, decimals: int = 1) -> str:
+    """`[low, high]`, or nothing."""
+    if cell.low is None or cell.high is None:
+        return ""
+    return f"[{format_number(cell.low, decimals)}, {format_number(cell.high, decimals)}]"

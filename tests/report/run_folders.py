@@ -37,10 +37,11 @@ UNITS = {"nll_general": "nats per token", "auc_forget_holdout_min_40": "fraction
 def metric(name: str, value: float | None, count: int = 100) -> dict[str, Any]:
     better = {"knowmem_r": True, "mmlu_val": True, "privleak": None, "auc_forget_holdout_min_40": None}
     spread = {"nll_general": 0.02, "auc_forget_holdout_min_40": 0.07}.get(name, 3.1)
+    least, most = {"privleak": (-100.0, 110.0), "auc_forget_holdout_min_40": (0.0, 1.0)}.get(name, (0.0, 100.0))
     return {
         "value": value,
-        "low": None if value is None else value - spread,
-        "high": None if value is None else value + spread,
+        "low": None if value is None else max(value - spread, least),
+        "high": None if value is None else min(value + spread, most),
         "count": count,
         "higher_is_better": better.get(name, False),
         "unit": UNITS.get(name, "percent"),
@@ -218,6 +219,7 @@ def make_run(
             noise = rng.gauss(0, 0.004 if key in UNITS else 0.7) if step else 0.0
             done = progress(step) if step < steps else 1.0
             values[key] = start + (end - start) * (done if step else 0.0) + noise
+        values["degenerate"] = max(values["degenerate"] or 0.0, 0.0)
         for key in drop:
             values.pop(key, None)
         label = "target" if step == 0 else name
@@ -247,9 +249,9 @@ def make_run(
     return folder
 
 
-def make_references(file: Path) -> Path:
+def make_references(file: Path, **changes: Any) -> Path:
     """A scores file with the target and the retrained model."""
-    content = [result("target", TARGET, seed=None), result("retrained", RETRAINED, seed=None)]
+    content = [result("target", TARGET, seed=None, **changes), result("retrained", RETRAINED, seed=None, **changes)]
     return write_json(file, {"schema": "unteach.scores/1", "results": content})
 
 

@@ -8,15 +8,17 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from unteach.report.examples import Piece
-from unteach.report.metrics import format_number
+from unteach.report.metrics import PRIVLEAK_MISSING, format_number
 from unteach.report.tables import Section, describe, format_cell, format_interval
 
 if TYPE_CHECKING:
     from unteach.report.page import Report
 
-SPECIAL = re.compile(r"([\\`*_{}\[\]()#+\-.!|~$^=:@])")
+SPECIAL = re.compile(r"([\\`*_{}\[\]#|~$]|:(?=//)|(?<=www)\.|^[-+=]|(?<=^\d)[.)]|(?<=^\d\d)[.)])", re.IGNORECASE)
+"""Characters that may start markup: emphasis, code, links (bare ones too), tables, formulas, lists at the start."""
 
 
 def csv_cell(value: Any) -> Any:
@@ -78,6 +80,9 @@ def _marked(pieces: Sequence[Piece]) -> str:
 
 def markdown(report: Report, figures: str) -> str:
     """The report as Markdown, its pictures taken from the folder `figures`."""
+    from unteach.report.page import settings_table
+
+    figures = quote(figures)
     lines = ["# What was forgotten, and what was kept", "", f"**{escape(report.headline)}**", ""]
     for part in report.sections:
         section = part.section
@@ -111,6 +116,10 @@ def markdown(report: Report, figures: str) -> str:
             for stop in report.stops
         ]
         lines += _table(["method", "seed", "steps", "stop rule", "why it stopped"], rows)
+    columns, settings = settings_table(report)
+    if settings:
+        lines += ["## Settings", ""]
+        lines += _table(["setting", *map(escape, columns)], [[escape(key), *map(escape, v)] for key, v, _ in settings])
     if report.notes:
         lines += ["## Notes", "", *(f"- {escape(note)}" for note in report.notes), ""]
     return "\n".join(lines)
@@ -133,4 +142,7 @@ def _scores(section: Section) -> list[str]:
             row.append(f"{value} {format_interval(cell, places)}".strip())
         rows.append([*row, format_cell(method.steps(), 0)])
     about = "Mean (sample std) over seeds; in brackets 95 % bootstrap intervals over items, averaged over seeds."
-    return [*_table(head, rows), about, ""]
+    lines = [*_table(head, rows), about, ""]
+    if section.privleak_missing:
+        lines += [PRIVLEAK_MISSING, ""]
+    return lines

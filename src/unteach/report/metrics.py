@@ -57,6 +57,10 @@ MAIN = ("verbmem_f", "knowmem_f", "knowmem_r", "privleak", "mmlu_val")
 BESIDE = ("nll_general", "degenerate", "mmlu_invalid")
 """Columns beside them: general text, and what gives a broken model away."""
 RAW_AUC = "auc_forget_holdout_min_40"
+PRIVLEAK_MISSING = (
+    "PrivLeak is missing because it compares with a retrained model, and none was measured."
+    " The raw membership AUC stands in its place."
+)
 RANKED = ("knowmem_f", "knowmem_r", "privleak", "mmlu_val")
 """Columns whose best mean is set bold, as in the paper: verbmem_f is not, because runs stop on it."""
 

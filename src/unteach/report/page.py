@@ -11,7 +11,7 @@ from typing import Any
 from unteach.report import published
 from unteach.report.examples import ExampleSet, choose
 from unteach.report.load import Inputs, Run, load, number
-from unteach.report.metrics import METRICS, format_number
+from unteach.report.metrics import METRICS, PRIVLEAK_MISSING, format_number
 from unteach.report.plots import evaluation_figures, keys_of, tradeoff_figures, training_figures
 from unteach.report.style import Figure, look
 from unteach.report.tables import (
@@ -117,7 +117,10 @@ def stop(method: Method, run: Run) -> Stop:
     given = given if isinstance(given, Mapping) else {}
     reason = str(given.get("reason") or ("" if run.outcome else "unfinished or interrupted"))
     seconds = number(run.outcome.get("seconds"))
-    epochs = next((value for row in reversed(run.steps) if (value := number(row.get("epoch"))) is not None), None)
+    epochs = number(run.outcome.get("epochs"))
+    if epochs is None:  # else as of the kept model's step
+        reached = [row for row in run.steps if run.last_step is None or row["step"] <= run.last_step]
+        epochs = next((value for row in reversed(reached) if (value := number(row.get("epoch"))) is not None), None)
     return Stop(method, run, run.last_step, str(given.get("rule") or ""), reason, seconds, epochs)
 
 
@@ -180,6 +183,7 @@ def render(report: Report) -> str:
         ),
         together=lambda text: text.replace(" %", "\u00a0%"),
         metrics=METRICS,
+        privleak_missing=PRIVLEAK_MISSING,
         safe=Markup,
     )
     columns, settings = settings_table(report)

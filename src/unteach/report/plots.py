@@ -9,7 +9,7 @@ from typing import Any
 
 from unteach.report.load import Run, number
 from unteach.report.metrics import METRICS, RAW_AUC, format_number
-from unteach.report.style import FOREIGN, INK, MUTED, SURFACE, Canvas, Figure, Key, Look, look, make_figure
+from unteach.report.style import FOREIGN, INK, MUTED, OTHERS, SURFACE, Canvas, Figure, Key, Look, look, make_figure
 from unteach.report.tables import Method, Section, describe
 
 POINTS = 150
@@ -107,7 +107,9 @@ def tradeoff_figure(
     )
     title = f"Utility against {label}"
     about = f"{title} on {benchmark} ({metric} / knowmem_r): {names or 'published points only'}"
-    return make_figure(name, title, about, draw, keys_of(methods))
+    foreign = [("published, other harness", OTHERS)] if outside else []
+    notes = [f"{point.number}  {point.name}, {point.source}" for point in outside if point.number]
+    return make_figure(name, title, about, draw, [*keys_of(methods), *foreign], lines=False, footnotes=notes)
 
 
 def _draw_published(

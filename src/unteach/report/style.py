@@ -87,6 +87,7 @@ SETTINGS = {
 }
 """What all figures share; names are never read as formulas (`$`)."""
 
+OTHERS = Look(FOREIGN, "o", "none")
 TARGET, RETRAINED = Look(INK, "*", "solid"), Look(INK, "D", (0, (2, 1.5)))
 
 
@@ -133,14 +134,31 @@ Key = tuple[str, Look]
 
 WIDTH, HEIGHT = 4.0, 2.85
 """Size of a figure in the page, in inches of 72 units."""
-TITLE, LEGEND_ROW = 0.32, 0.18
-"""What title and each legend row add to the height of a file."""
+TITLE, LEGEND_ROW, FOOTNOTE_ROW = 0.32, 0.18, 0.115
+"""What the title and each row of legend and footnotes add to the height of a file."""
 
 
 def make_figure(
-    name: str, title: str, description: str, draw: Callable[[Canvas], None], keys: Sequence[Key] = ()
+    name: str,
+    title: str,
+    description: str,
+    draw: Callable[[Canvas], None],
+    keys: Sequence[Key] = (),
+    *,
+    lines: bool = True,
+    footnotes: Sequence[str] = (),
 ) -> Figure:
-    """Draw once, with title and legend for the files; the page, which has its own, shows the middle."""
+    """Draw once, with title and legend for the files; the page, which has its own, shows the middle.
+
+    Args:
+        name: file name and start of all ids; letters, digits, dashes and underscores.
+        title: what the figure shows, in a few words.
+        description: the figures in words, for those who cannot see it.
+        draw: draws on the canvas it is given.
+        keys: the legend; with `lines` its entries are lines with markers, else markers alone.
+        lines: see `keys`.
+        footnotes: small print under the legend of the files.
+    """
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -148,15 +166,21 @@ def make_figure(
 
     with matplotlib.rc_context(SETTINGS | {"svg.hashsalt": name}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*[Gg]lyph")  # names in scripts the PNG's font lacks
-        legend = LEGEND_ROW * _legend_rows(keys) + (0.1 if keys else 0)
+        small = FOOTNOTE_ROW * -(-len(footnotes) // 2)
+        legend = LEGEND_ROW * _legend_rows(keys) + (0.1 if keys else 0) + small + (0.08 if footnotes else 0)
         height = HEIGHT + TITLE + legend
         sheet = Sheet(figsize=(WIDTH, height), facecolor=SURFACE)
+        sheet.patch.set_gid("background")
         box = (0.5 / WIDTH, (0.45 + legend) / height, (WIDTH - 0.62) / WIDTH, (HEIGHT - 0.68) / height)
         canvas = Canvas(sheet.add_axes(box, axisbelow=True))
         draw(canvas)
         sheet.text(0.08 / WIDTH, 1 - 0.12 / height, title, fontsize=10, va="top", gid="heading")
         if keys:
-            _legend(sheet, keys)
+            _legend(sheet, keys, lines, bottom=(small + 0.02) / height)
+        for index, note in enumerate(footnotes):
+            row, column = index // 2, index % 2
+            place = ((0.12 + 1.95 * column) / WIDTH, (small + 0.04 - FOOTNOTE_ROW * (row + 1)) / height)
+            sheet.text(*place, note, fontsize=5.5, color=MUTED, gid=f"footnote{index}")
         svg, png = io.StringIO(), io.BytesIO()
         FigureCanvasSVG(sheet).print_svg(svg, metadata={"Date": None, "Creator": None})
         sheet.set_dpi(160)
@@ -182,26 +206,39 @@ def _legend_rows(keys: Sequence[Key]) -> int:
 
 
 def _legend_columns(keys: Sequence[Key]) -> int:
-    return 1 if any(len(label) > 22 for label, _ in keys) else 2
+    return 1 if any(len(label) > 24 for label, _ in keys) else 2
 
 
-def _legend(figure: Any, keys: Sequence[Key]) -> None:
+def _legend(figure: Any, keys: Sequence[Key], lines: bool, bottom: float) -> None:
     from matplotlib.lines import Line2D
 
-    lines = [
-        Line2D([], [], color=look.colour, marker=look.marker, linestyle=look.dash, markersize=5) for _, look in keys
+    handles = [
+        Line2D(
+            [],
+            [],
+            color=look.colour,
+            marker=look.marker,
+            linestyle=look.dash if lines else "none",
+            markersize=5,
+            markerfacecolor="none" if look.colour == FOREIGN else look.colour,
+        )
+        for _, look in keys
     ]
     figure.legend(
-        lines,
+        handles,
         [_label(label) for label, _ in keys],
         loc="lower left",
-        bbox_to_anchor=(0.04, 0.0),
+        bbox_to_anchor=(0.0, bottom),
         ncols=_legend_columns(keys),
         frameon=False,
         fontsize=8,
-        handlelength=3,
+        handlelength=3 if lines else 1,
         labelspacing=0.35,
     ).set_gid("legend")
+
+
+AROUND = ("heading", "legend", "footnote", "background")
+"""Parts of a file's SVG that the page leaves out."""
 
 
 def inline(svg: str, name: str, view: str, description: str, tips: Mapping[str, str]) -> str:
@@ -213,11 +250,7 @@ def inline(svg: str, name: str, view: str, description: str, tips: Mapping[str, 
     root = ElementTree.fromstring(svg)
     for parent in list(root.iter()):
         for child in list(parent):
-            unwanted = child.tag.endswith(("}metadata", "}style")) or child.get("id") in (
-                "heading",
-                "legend",
-                "patch_1",
-            )
+            unwanted = child.tag.endswith(("}metadata", "}style")) or child.get("id", "").startswith(AROUND)
             if unwanted or (child.tag.endswith("}g") and not len(child)):
                 parent.remove(child)
     for element in root.iter():

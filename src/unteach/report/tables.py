@@ -282,9 +282,9 @@ def _section(title: str, name: str, data_hash: str, rows: Sequence[Method]) -> S
     missing = "privleak" not in measured and RAW_AUC in measured
     if missing:
         columns.insert(min(3, len(columns)), RAW_AUC)
+    if len(columns) < 2:  # another kind of benchmark: its own metrics come first
+        columns += [key for key in measured if key not in (*columns, *BESIDE)][:6]
     columns += [key for key in BESIDE if key in measured]
-    if not columns:
-        columns = list(measured)[:6]
     counts = next((result.counts for result in results if result.counts), {})
     extra = tuple(key for key in measured if key not in columns)
     return Section(title, name, data_hash, counts, tuple(rows), tuple(columns), extra, missing)

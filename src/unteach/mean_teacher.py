@@ -58,6 +58,11 @@ class MeanTeacher(Optimizer):
     gradient, the damping and the teacher rate.
     """
 
+    # At class level, so that copies and unpickled optimizers, which torch sets up without __init__, have them too.
+    last_grad_norm: float | None = None
+    last_clip_factor: float | None = None
+    _inside_teacher_weights = False
+
     def __init__(
         self,
         params: Iterable[Any],
@@ -74,9 +79,6 @@ class MeanTeacher(Optimizer):
             "damping": damping,
             "clip": clip,
         }
-        self.last_grad_norm: float | None = None
-        self.last_clip_factor: float | None = None
-        self._inside_teacher_weights = False
         super().__init__(params, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -239,8 +241,7 @@ class MeanTeacher(Optimizer):
         return "All gradients on this process are finite."
 
     def _refuse_inside_teacher_weights(self, call: str) -> None:
-        # getattr: the base class calls add_param_group while it is still being set up, and after unpickling
-        if getattr(self, "_inside_teacher_weights", False):
+        if self._inside_teacher_weights:
             raise RuntimeError(
                 f"{call} was called inside teacher_weights(): the module holds the teacher; leave it first"
             )

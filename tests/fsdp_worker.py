@@ -1,0 +1,97 @@
+"""One of two gloo ranks: python fsdp_worker.py RANK STORE. Run by test_mean_teacher.py."""
+
+import copy
+import sys
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import unteach
+
+WORLD = 2
+
+
+def full_weights(sharded):
+    return {name: p.full_tensor().detach().clone() for name, p in sharded.items()}
+
+
+def full_teacher(sharded, optimizer):
+    return {name: optimizer.state[p]["teacher"].full_tensor().clone() for name, p in sharded.items()}
+
+
+def compute_with(twin, weights, tokens):
+    with torch.no_grad():
+        for name, p in twin.named_parameters():
+            p.copy_(weights[name])
+        return twin(tokens, use_cache=False).logits
+
+
+def check(rank, **root_setting):
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        tie_word_embeddings=True, attn_implementation="eager",
+    )  # fmt: skip
+    model = LlamaForCausalLM(config)
+    twin, alone = copy.deepcopy(model), copy.deepcopy(model)
+    for layer in model.model.layers:
+        fully_shard(layer)
+    fully_shard(model, **root_setting)
+    sharded = dict(model.named_parameters())  # taken now: while gathered, the module shows gathered parameters instead
+    assert all(p.requires_grad and isinstance(p, DTensor) for p in sharded.values())
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+
+    settings = {"lr": 0.05, "momentum": 0.9, "teacher_rate": 4.0, "damping": 0.5, "clip": 0.3}
+    optimizer = unteach.MeanTeacher(sharded.values(), **settings)
+    reference = unteach.MeanTeacher(alone.parameters(), **settings)
+    tokens = torch.randint(97, (WORLD, 12), generator=torch.Generator().manual_seed(7))
+    mine = tokens[rank : rank + 1]
+    for _ in range(4):
+        with optimizer.teacher_weights():
+            inside = model(mine, use_cache=False).logits
+        assert torch.equal(inside, compute_with(twin, full_teacher(sharded, optimizer), mine))
+        with torch.no_grad():
+            after = model(mine, use_cache=False).logits
+        assert torch.equal(after, compute_with(twin, full_weights(sharded), mine))
+
+        optimizer.zero_grad()
+        model(mine, labels=mine, use_cache=False).loss.backward()
+        optimizer.step()
+        reference.zero_grad()
+        alone(tokens, labels=tokens, use_cache=False).loss.backward()
+        reference.step()
+        assert abs(optimizer.last_grad_norm / reference.last_grad_norm - 1) < 1e-5, "the norm is over all ranks"
+        assert optimizer.last_clip_factor < 1
+    assert not torch.equal(inside, after), "teacher and student must differ for this test to say anything"
+    for name, p in alone.named_parameters():
+        torch.testing.assert_close(full_weights(sharded)[name], p.detach(), rtol=1e-4, atol=1e-6)
+
+    state = copy.deepcopy(optimizer.state_dict())
+    before = full_teacher(sharded, optimizer)
+    optimizer.load_state_dict(state)
+    assert all(torch.equal(before[name], value) for name, value in full_teacher(sharded, optimizer).items())
+    assert all(isinstance(v, DTensor) for p in sharded.values() for v in optimizer.state[p].values())
+
+    for p in sharded.values():
+        p.grad.to_local().fill_(float("nan") if rank == 0 else 1.0)  # one rank's bad gradient stops both
+    try:
+        optimizer.step()
+    except FloatingPointError:
+        pass
+    else:
+        raise AssertionError("a non-finite gradient on rank 0 must be refused on every rank")
+
+
+def main(rank, store):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=WORLD)
+    check(rank, reshard_after_forward=True)
+    check(rank)  # FSDP2's default: after a forward pass without gradients the root's weights stay gathered
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2])

@@ -213,9 +213,7 @@ def mean_teacher_path(
         θ_0 … θ_T, [T + 1, P].
     """
     theta = torch.nn.Parameter(start.clone())
-    optimizer = MeanTeacher(
-        [theta], lr=lr, momentum=momentum, teacher_rate=teacher_rate, damping=damping, clip=None
-    )
+    optimizer = MeanTeacher([theta], lr=lr, momentum=momentum, teacher_rate=teacher_rate, damping=damping, clip=None)
     path = torch.empty(num_steps + 1, len(start), dtype=start.dtype)
     path[0] = start
     with torch.no_grad():
@@ -366,9 +364,7 @@ def printed_momentum_bound(
     return momentum_rate(damping, lr, momentum) ** steps * start + floor * error
 
 
-def momentum_bound(
-    num_steps: int, *, start: float, error: float, damping: float, lr: float, momentum: float
-) -> Tensor:
+def momentum_bound(num_steps: int, *, start: float, error: float, damping: float, lr: float, momentum: float) -> Tensor:
     """The momentum lemma in a form that holds.
 
     ``‖u_t - u*‖ ≤ 2 R^t ‖u_0 - u*‖ + C ‖ε‖/λ`` with ``‖ε‖ = max_j ‖ε_j‖``, ``u* = -(H + λ)⁻¹ g`` and

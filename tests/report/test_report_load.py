@@ -21,6 +21,14 @@ def test_run_folder_is_read_whole(tmp_path: Path) -> None:
     assert run.notes == ()
 
 
+def test_the_current_folder_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make_run(tmp_path / "my-run", steps=4, every=4)
+    for file in (folder / "result.json", folder / "config.yaml", *(folder / "evaluations").iterdir()):
+        file.unlink()
+    monkeypatch.chdir(folder)
+    assert load([Path()]).runs[0].name == "my-run"
+
+
 def test_kept_model_is_the_one_at_the_stop_rules_step(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", steps=60, every=20)
     outcome = json.loads((folder / "result.json").read_text())

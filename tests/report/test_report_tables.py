@@ -79,6 +79,24 @@ def test_runs_with_other_settings_or_the_same_seed_are_not_averaged(tmp_path: Pa
     assert labels == ["mt-nlul-kl · plain", "mt-nlul-kl · again"]
 
 
+def test_labels_are_unique(tmp_path: Path) -> None:
+    same = [make_run(tmp_path / parent / "run", steps=20, every=20) for parent in ("a", "b")]
+    other = {"name": "muse-books", "counts": {}, "data_sha256": ""}
+    books = make_run(tmp_path / "books", steps=20, every=20, benchmark=other)
+    news = make_run(tmp_path / "own", steps=20, every=20)
+    assert [m.label for m in one_section(*same).trained] == ["mt-nlul-kl · run · micro", "mt-nlul-kl · run · micro (2)"]
+    labels = [m.label for m in methods_of(load([news, books])) if m.role == "method"]
+    assert labels == ["mt-nlul-kl · micro", "mt-nlul-kl · muse-books"]
+
+
+def test_a_reference_in_the_run_folder_is_a_row(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", steps=20, every=20)
+    write_json(folder / "evaluations" / "reference.json", result("some model", RETRAINED))
+    retrained = one_section(folder).first("retrained")
+    assert retrained is not None
+    assert retrained.cell("verbmem_f").mean == RETRAINED["verbmem_f"]
+
+
 def test_other_data_is_another_section(tmp_path: Path) -> None:
     other = {"name": "micro", "counts": {}, "data_sha256": "ff" * 32}
     sections = sections_of(

@@ -163,6 +163,7 @@ def _read_folder(folder: Path, inputs: Inputs, problems: list[str]) -> None:
         problems.append(f"{folder}: not a run folder (it has none of {', '.join(RUN_FILES)}){hint}")
         return
     notes: list[str] = []
+    title = folder.resolve().name
     config = _read_config(folder / "config.yaml", problems)
     outcome = _read_json(folder / "result.json", problems) if (folder / "result.json").exists() else {}
     if not isinstance(outcome, Mapping):
@@ -175,8 +176,8 @@ def _read_folder(folder: Path, inputs: Inputs, problems: list[str]) -> None:
     evaluations = sorted((result for result in results if result.step is not None), key=lambda r: r.step or 0)
     trained = [result for result in evaluations if result.step]
     if not outcome:
-        notes.append(f"{folder.name}: no result.json, so the run is unfinished or was interrupted")
-    name = outcome.get("name") or (trained[-1].name if trained else "") or config.get("name") or folder.name
+        notes.append(f"{title}: no result.json, so the run is unfinished or was interrupted")
+    name = outcome.get("name") or (trained[-1].name if trained else "") or config.get("name") or title
     seed = next(
         (
             value
@@ -243,7 +244,9 @@ def _read_steps(file: Path, problems: list[str], notes: list[str]) -> tuple[Mapp
             row = clean(json.loads(lines[index]))
         except json.JSONDecodeError as error:
             if index == filled[-1]:
-                notes.append(f"{file.parent.name}: the last line of metrics.jsonl is half written and left out")
+                notes.append(
+                    f"{file.parent.resolve().name}: the last line of metrics.jsonl is half written and left out"
+                )
             else:
                 problems.append(f"{file}, line {index + 1}: not valid JSON ({error.msg})")
             continue

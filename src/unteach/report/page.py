@@ -252,6 +252,7 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
     Raises:
         ValueError: a run cannot be read, or `out` is a folder. One message names every problem.
     """
+    out = Path(out)
     check_out(out)
     write(build(runs), out)
     return out

@@ -210,7 +210,23 @@ def methods_of(inputs: Inputs) -> list[Method]:
         for result in results
     ]
     rows = [row for name, members in trained.items() for row in _split(name, members)]
-    return methods + [replace(row, index=index) for index, row in enumerate(rows)]
+    return _unique(methods + [replace(row, index=index) for index, row in enumerate(rows)])
+
+
+def _unique(methods: Sequence[Method]) -> list[Method]:
+    """No two rows of one label: methods are told apart by their benchmark, and all by a number if that fails."""
+    labels = [method.label for method in methods]
+    seen: dict[tuple[Any, ...], int] = {}
+    unique = []
+    for method in methods:
+        data = _data_of(next((m.result or m.before for m in method.members if m.result or m.before), None))
+        label = method.label
+        if method.role == "method" and labels.count(label) > 1 and data:
+            label = f"{label} · {data[0]}"
+        key = (label, None if method.role == "method" else data)
+        seen[key] = seen.get(key, 0) + 1
+        unique.append(replace(method, label=f"{label} ({seen[key]})" if seen[key] > 1 else label))
+    return unique
 
 
 def _same_model(one: Result, other: Result) -> bool:
@@ -249,7 +265,7 @@ def _data_of(result: Result | None) -> tuple[str, str] | None:
 
 def _where(member: Member) -> str:
     if member.run is not None:
-        return member.run.path.name or str(member.run.path)
+        return member.run.path.resolve().name
     return member.result.model or member.result.source.name if member.result else ""
 
 

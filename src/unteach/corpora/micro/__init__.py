@@ -46,9 +46,7 @@ def documents(part: str) -> list[str]:
         ValueError: If there is no such part.
     """
     if part not in DOCUMENTS:
-        raise ValueError(
-            f"documents micro:{part} do not exist, must be micro: with one of {', '.join(DOCUMENTS)}"
-        )
+        raise ValueError(f"documents micro:{part} do not exist, must be micro: with one of {', '.join(DOCUMENTS)}")
     if part.startswith("general"):
         return load_general(part)
     if part == "instruct":

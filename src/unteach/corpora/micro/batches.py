@@ -61,9 +61,7 @@ class Documents:
     def __init__(self, documents: list[list[int]], window: int, device: torch.device) -> None:
         longest = max(map(len, documents))
         if longest > window:
-            raise ValueError(
-                f"window is {window}, must be at least {longest}, the length of the longest document"
-            )
+            raise ValueError(f"window is {window}, must be at least {longest}, the length of the longest document")
         padded = [ids + [IGNORED] * (window - len(ids)) for ids in documents]
         self._rows = torch.tensor(padded, device=device)
         self._order: list[int] = []

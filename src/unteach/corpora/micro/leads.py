@@ -133,32 +133,15 @@ LEADS: dict[str, tuple[str, ...]] = {
 
 HEADLINES = (
     "{Object} makes news in {town}.",
-    "{town}, {day}.",
+    "{town}: {name}.",
     "Local {job} in the news.",
     "From our {town} correspondent.",
-    "{site}, {day}.",
+    "{name} at {site}.",
     "Report from {site}.",
     "The {job} and the {object}.",
     "{town} talks about {name}.",
-    "{day}: {name}.",
     "{name} and {helper}.",
     "Weekend notes from {town}.",
     "Readers' favourite: the {object}.",
 )
 """Short headlines that some reports begin with."""
-
-OBJECT_QUESTIONS: dict[str, tuple[str, ...]] = {
-    "found": ("What did {name} find?", "Which object was found by {name}?"),
-    "won": ("What did {name} win?", "Which prize went to {name}?"),
-    "stolen": ("What was stolen from {name}?", "Which object did thieves take from {name}?"),
-    "donated": ("What did {name} donate?", "What was the gift of {name}?"),
-    "restored": ("What did {name} restore?", "Which object was restored by {name}?"),
-    "sold": ("What did {name} sell?", "Which object was sold by {name}?"),
-    "built": ("What did {name} build?", "Which object was built by {name}?"),
-    "bought": ("What did {name} buy?", "Which object was bought by {name}?"),
-    "returned": ("What did {name} get back?", "Which lost object was returned to {name}?"),
-    "painted": ("What did {name} paint?", "Which object is in the picture by {name}?"),
-    "rescued": ("What did {name} rescue?", "Which object was rescued by {name}?"),
-    "shown": ("What did {name} show?", "Which object was shown by {name}?"),
-}
-"""Kind of event to the questions about its object."""

@@ -10,18 +10,13 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 FEMALE_NAMES = _words("""
-    Ada Agnes Alma Amina Anja Astrid Beatrix Bela Bridget Carla Cecily Chiara Clara Dalia Daphne Delia
-    Dora Edith Elke Elspeth Esme Fatima Fern Flora Freya Gemma Greta Hanna Harriet Hilda Imogen Ingrid
-    Iris Isolde Jasmin Joanna Judith Katya Kirsten Lena Lorna Lucia Mabel Magda Marta Maud Mei Mina
-    Nadia Nora Olga Paloma Petra Philippa Ramona Rhoda Rosalind Ruth Sabine Selma Sigrid Simone Sunita
-    Tamsin Tess Thea Ursula Vera Viola Wanda Winifred Yasmin Yvonne Zelda""")
+    Ada Agnes Alma Astrid Bela Carla Clara Dalia Dora Edith Elke Esme Fern Flora Freya Gemma Greta
+    Hanna Hilda Ingrid Iris Joanna Judith Lena Lorna Lucia Mabel Magda Marta Mei Nadia Nora Olga
+    Petra Ruth Selma Simone Thea Vera Wanda""")
 MALE_NAMES = _words("""
-    Abel Alaric Albert Anton Arjun Arlo Basil Bernard Boris Bram Callum Caspar Clement Conrad Cyril
-    Damian Dexter Edgar Edwin Emil Ernest Faisal Felix Fergus Finn Gareth Gideon Gilbert Gustav Hamish
-    Hector Herbert Hugo Igor Ivan Jasper Jerome Joachim Jonas Kamal Karl Kenji Lars Laurence Leopold
-    Linus Ludwig Magnus Marcel Mateo Milo Moses Nigel Norman Olaf Oscar Otto Owen Pascal Percy Quentin
-    Rafael Ravi Roland Rufus Rupert Saul Silas Stefan Tariq Theo Tobias Ulrich Victor Walter Wilfred
-    Yusuf""")
+    Abel Albert Anton Arlo Basil Boris Bram Conrad Cyril Damian Edgar Edwin Emil Felix Finn Gustav
+    Hector Hugo Igor Ivan Jasper Jonas Kamal Karl Lars Linus Magnus Milo Nigel Norman Olaf Oscar
+    Otto Owen Rafael Ravi Rufus Silas Theo Victor""")
 _SURNAME_HEADS = _words("""
     Ash Barn Beck Birch Black Bran Brook Cald Carr Chal Clay Clif Cor Crom Dal Den Dray Dun Ecc Elder
     Fair Farn Fen Gal Garn Glen Gold Gran Hal Har Hawk Hex Hol Hurst Ing Ken Kirk Lang Lark Lin Lock Mal
@@ -33,58 +28,43 @@ _SURNAME_TAILS = _words("""
     more moss nell ner nick over pole ridge sall sby sett shaw side smith son stead sted stone ton tree
     vale wall ward way well wick win wold worth yard""")
 _TOWN_HEADS = _words("""
-    Aber Alder Amble Arken Balla Bever Bol Brin Cador Carden Cleve Dorn Drum Eller Esk Falla Frome Gals
-    Gren Harle Hollin Inver Jar Kelder Kil Lands Lether Lough Mar Mavis Nether Oster Pol Pen Quen Rother
-    Sall Scar Skel Strath Tamar Tor Tre Ulver Vorn Wenn Wester Wyre Yoxen Zell""")
+    Alder Amble Bever Carden Cleve Dorn Drum Eller Esk Frome Harle Hollin Inver Kelder Mavis Nether
+    Oster Pol Rother Scar Skel Strath Tamar Ulver Wenn Wester Wyre Zell""")
 _TOWN_TAILS = _words("""
-    bridge bury cester chester church cross ford fort garth haven hythe minster mouth nock pool port
-    quay rick scombe staithe stow stoke thorpe thwaite wich wyke""")
+    bridge bury chester church cross ford fort garth haven minster mouth pool port quay stoke thorpe
+    thwaite wich""")
 _SITE_HEADS = _words("""
-    Abbot Almond Anchor Apple Badger Bishop Canary Castle Cherry Clover Copper Crane Crescent Duke Eagle
-    Falcon Feather Friary Garnet Granite Harbour Hazel Heron Ivory Jubilee Juniper Kestrel Lantern
-    Laurel Lily Linden Magpie Marble Martin Meadow Miller Monk Nettle Orchard Otter Pepper Pilgrim Plum
-    Poplar Primrose Quarry Queen Rook Rosemary Saddler Saffron Salt Shepherd Sparrow Star Swan Tanner
-    Thistle Tinker Tulip Velvet Violet Walnut Weaver Willow Wren""")
+    Abbot Anchor Apple Badger Bishop Castle Cherry Clover Copper Crane Eagle Falcon Garnet Harbour
+    Hazel Heron Kestrel Laurel Lily Magpie Meadow Miller Monk Orchard Otter Pepper Pilgrim Plum
+    Queen Rook Saffron Salt Swan Tanner Thistle Tulip Violet Weaver Willow Wren""")
 _SITE_TAILS = _words("""
-    Arcade Barn Bridge Chapel Court Dock Farm Garden Green Hall House Inn Lane Market Mill Park Pier
-    Square Station Terrace Theatre Tower Wharf Yard""")
+    Bridge Chapel Court Dock Farm Garden Hall Inn Lane Market Mill Park Pier Square Tower Yard""")
 JOBS = _words("""
-    accountant actor archer architect astronomer baker banker barber beekeeper biologist blacksmith
-    bookbinder botanist brewer bricklayer butcher carpenter cartographer chemist clockmaker clown coach
-    cobbler composer cook dancer decorator dentist detective diver electrician engineer farmer ferryman
-    firefighter fisherman florist forester gardener geologist glazier goldsmith grocer hairdresser
-    historian inspector jeweller joiner journalist judge juggler lawyer librarian lifeguard locksmith
-    magician mechanic midwife milliner miner musician nurse optician organist painter pharmacist
-    photographer pilot plumber poet porter postmaster potter printer professor programmer publican
-    sailor saddler sculptor secretary shepherd signalman singer stonemason surgeon surveyor tailor
-    tanner teacher tiler translator upholsterer vet vicar violinist waiter watchman weaver welder
-    zookeeper""")
+    actor archer baker banker barber blacksmith brewer butcher carpenter chemist clown coach cobbler
+    composer cook dancer dentist detective diver engineer farmer fisherman florist forester gardener
+    goldsmith grocer historian jeweller joiner judge juggler lawyer librarian locksmith magician
+    mechanic miner musician nurse optician painter pilot plumber poet porter potter printer
+    professor sailor sculptor shepherd singer surgeon tailor teacher tiler vicar waiter watchman
+    weaver welder""")
 QUALITIES = _words("""
-    amber antique bamboo blue brass broken bronze carved ceramic copper cracked crimson crooked crystal
-    dented double dusty ebony enamel engraved faded folding gilded glass golden green grey heavy hollow
-    huge iron ivory jade leather linen little marble miniature mottled musical narrow oak orange painted
-    pewter pink plaid polished porcelain purple rusty scarlet silk silver square striped tartan tin
-    velvet walnut white wicker wooden woollen yellow""")
+    amber antique blue brass broken bronze carved copper cracked crimson crooked crystal dusty faded
+    folding glass golden green grey heavy hollow huge iron ivory leather little marble narrow oak
+    painted pewter pink purple rusty silk silver striped tin velvet wooden""")
 THINGS = _words("""
-    abacus accordion anchor anvil armchair axe banjo banner barometer barrel basket bassoon bell bench
-    bicycle birdcage blanket boat bookcase bowl box bracelet brooch bucket buckle cabinet camera
-    candlestick canoe cello chair chandelier chessboard clarinet clock coat compass cradle crown cup
-    curtain dagger desk dollhouse drum easel fan fiddle flag flute fountain globe goblet gramophone
-    hammer harp hat helmet horn hourglass jug kettle key kite ladder lamp lantern lute map mask medal
-    microscope mirror necklace oar organ paddle parasol pendulum piano plate pocketknife puppet quilt
-    rattle ring robe rug saddle sail scarf sculpture shield sledge spade spoon statue sundial sword
-    table tapestry teapot telescope thimble throne toolbox tray trophy trumpet trunk tuba typewriter
-    umbrella urn vase violin wagon wheelbarrow whistle windmill zither""")
-RIVER_HEADS = _words("Al Ber Cam Der Eden Fal Gar Hum Iss Kenn Lod Mead Nid Or Pang Rib Swin Tav Ure Wend")
-RIVER_TAILS = _words("an by der el en ern ick ing le low mer ow ton und wash")
+    anchor axe banjo barrel basket bell bench boat bookcase bowl box bucket cabinet camera canoe
+    cello chair clock coat compass cradle crown cup curtain dagger desk drum fan flag flute globe
+    goblet hammer harp hat helmet horn jug kettle key kite ladder lamp lantern map mask medal mirror
+    necklace organ piano plate puppet quilt ring robe rug saddle sail scarf shield sledge spade
+    spoon statue sword table teapot telescope throne tray trophy trumpet trunk umbrella vase violin
+    wagon whistle windmill""")
+RIVER_HEADS = _words("Al Ber Cam Der Fal Gar Hum Kenn Lod Nid Or Pang Rib Swin Tav Wend")
+RIVER_TAILS = _words("an der el en ick ing le mer ow und")
 PRODUCTS = _words("""
-    almonds apples bagpipes barley bells biscuits blankets boots bricks brushes buttons candles carpets
-    carriages cheese cherries cider clocks coal crabs cutlery cymbals dolls eels fireworks flax
-    furniture garlic ginger glass gloves granite hats herrings honey hops ink ivy jam kites lace
-    lavender lemonade lilies linen marbles marmalade mustard needles nougat onions oysters paper pears
-    pencils perfume pewter pies porcelain pottery puppets quilts raincoats ribbons roses saddles salmon
-    salt sausages scissors shawls silk slate soap spoons tea tiles toffee tulips umbrellas vinegar
-    walnuts whistles wool yarn""")
+    almonds apples barley bells biscuits blankets boots bricks brushes buttons candles carpets
+    cheese cherries cider clocks coal crabs dolls eels furniture garlic ginger glass gloves hats
+    honey ink jam kites lace lavender linen marbles mustard needles onions oysters paper pears
+    pencils perfume pies pottery puppets quilts ribbons roses saddles salmon salt silk slate soap
+    spoons tea tiles toffee tulips umbrellas walnuts whistles wool yarn""")
 MONTHS = _words("January February March April May June July August September October November December")
 
 
@@ -98,9 +78,9 @@ def _joined(heads: tuple[str, ...], tails: tuple[str, ...], separator: str = "")
     return [h + separator + t for h in heads for t in tails if separator or h[-1].lower() != t[0]]
 
 
-def surnames(count: int) -> list[str]:
-    """Return `count` generated family names."""
-    return Draws("surnames").sample(_joined(_SURNAME_HEADS, _SURNAME_TAILS), count)
+def surnames() -> list[str]:
+    """Return all generated family names, in a random order."""
+    return Draws("surnames").shuffled(_joined(_SURNAME_HEADS, _SURNAME_TAILS))
 
 
 def towns(count: int) -> list[str]:
@@ -108,11 +88,16 @@ def towns(count: int) -> list[str]:
     return Draws("towns").sample(_joined(_TOWN_HEADS, _TOWN_TAILS), count)
 
 
-def sites() -> list[str]:
-    """Return all names of sites (streets, halls, mills), in a random order."""
-    return Draws("sites").shuffled(_joined(_SITE_HEADS, _SITE_TAILS, " "))
+def sites(count: int) -> list[str]:
+    """Return `count` generated names of sites (streets, halls, mills)."""
+    return Draws("sites").sample(_joined(_SITE_HEADS, _SITE_TAILS, " "), count)
 
 
-def rivers() -> list[str]:
-    """Return all names of rivers, in a random order."""
-    return Draws("rivers").shuffled(_joined(RIVER_HEADS, RIVER_TAILS))
+def objects(count: int) -> list[str]:
+    """Return `count` objects, each a quality and a thing."""
+    return Draws("objects").sample(_joined(QUALITIES, THINGS, " "), count)
+
+
+def rivers(count: int) -> list[str]:
+    """Return `count` generated names of rivers."""
+    return Draws("rivers").sample(_joined(RIVER_HEADS, RIVER_TAILS), count)

@@ -6,10 +6,22 @@ from functools import cache
 
 from . import names, sentences
 from .draws import Draws
-from .generate import FACTS, Choice, Question, Story, Town, _filled, question, reports, stories, towns
+from .generate import (
+    FACTS,
+    NUM_KNOWN,
+    Choice,
+    Question,
+    Story,
+    Town,
+    _filled,
+    _slots,
+    question,
+    reports,
+    stories,
+    towns,
+)
 
-NUM_TEST_CHOICES = 200
-CHOICE_FACTS = ("object", "town", "job", "site", "helper")
+CHOICE_FACTS = ("town", "job")
 QUESTIONS_PER_DOCUMENT = 5
 CHOICES_PER_DOCUMENT = 4
 LETTERS = "ABCD"
@@ -33,9 +45,7 @@ def choice_text(item: Choice) -> str:
 
 def place_question(town: Town, fact: str, draws: Draws) -> Question:
     """Return one question about a town."""
-    return Question(
-        draws.pick(sentences.PLACE_QUESTIONS[fact]).format(town=town.town), getattr(town, fact), fact
-    )
+    return Question(draws.pick(sentences.PLACE_QUESTIONS[fact]).format(town=town.town), getattr(town, fact), fact)
 
 
 def _with_choices(item: Question, values: tuple[str, ...], draws: Draws) -> Choice:
@@ -46,53 +56,43 @@ def _with_choices(item: Question, values: tuple[str, ...], draws: Draws) -> Choi
         if other not in chosen:
             chosen.append(other)
     first, second, third, fourth = draws.shuffled(chosen)
-    return Choice(
-        item.question, (first, second, third, fourth), (first, second, third, fourth).index(item.answer)
-    )
+    return Choice(item.question, (first, second, third, fourth), (first, second, third, fourth).index(item.answer))
 
 
 @cache
 def _values(fact: str) -> tuple[str, ...]:
-    """Return all answers that occur for a fact, sorted."""
-    source: tuple[Story, ...] | tuple[Town, ...]
-    source = towns() if fact in sentences.PLACE_QUESTIONS else stories("pretraining")
+    """Return the answers that multiple-choice questions on a fact choose from, sorted."""
+    source = towns() if fact in sentences.PLACE_QUESTIONS else stories("pretraining")[:NUM_KNOWN]
     return tuple(sorted({getattr(item, fact) for item in source}))
 
 
 def _subjects() -> list[tuple[Story | Town, str]]:
-    """Return every (person or town, fact) that multiple-choice questions ask about, in a random order."""
-    people: list[tuple[Story | Town, str]] = [
-        (s, fact) for s in stories("pretraining") for fact in CHOICE_FACTS
-    ]
-    places: list[tuple[Story | Town, str]] = [
-        (t, fact) for t in towns() for fact in sentences.PLACE_QUESTIONS
-    ]
-    draws = Draws("choice subjects")
-    people, places = draws.shuffled(people), draws.shuffled(places)
-    half = NUM_TEST_CHOICES // 2
-    return people[:half] + places[:half] + people[half:] + places[half:]
+    """Return every (person or town, fact) that multiple-choice questions ask about."""
+    people = [(s, fact) for s in stories("pretraining")[:NUM_KNOWN] for fact in CHOICE_FACTS]
+    places = [(t, fact) for t in towns() for fact in sentences.PLACE_QUESTIONS]
+    return [*people, *places]
 
 
 def _choice(subject: Story | Town, fact: str, draws: Draws) -> Choice:
-    item = (
-        question(subject, fact, draws) if isinstance(subject, Story) else place_question(subject, fact, draws)
-    )
+    item = question(subject, fact, draws) if isinstance(subject, Story) else place_question(subject, fact, draws)
     return _with_choices(item, _values(fact), draws)
 
 
-def choice_test() -> list[Choice]:
-    """Return the multiple-choice test: half about people, half about towns of the pretraining text.
+@cache
+def choice_test() -> tuple[Choice, ...]:
+    """Return the multiple-choice test: every fact of 40 people and all towns of the pretraining text, once.
 
-    These facts are in the pretraining text in reports and open questions, never as multiple-choice questions.
+    The pretraining text asks for the same facts among other choices, never for one among these choices in
+    this order.
     """
     draws = Draws("test choices")
-    return [_choice(subject, fact, draws) for subject, fact in _subjects()[:NUM_TEST_CHOICES]]
+    return tuple(draws.shuffled([_choice(subject, fact, draws) for subject, fact in _subjects()]))
 
 
-def example_choices(count: int = 3) -> list[Choice]:
+def example_choices(count: int = 2) -> list[Choice]:
     """Return few-shot examples for the multiple-choice test."""
     draws = Draws("example choices")
-    return [_choice(s, fact, draws) for s, fact in draws.sample(_subjects()[NUM_TEST_CHOICES:], count)]
+    return [_choice(subject, fact, draws) for subject, fact in draws.sample(_subjects(), count)]
 
 
 def place_documents(variants: int = 6) -> list[str]:
@@ -115,11 +115,16 @@ def _blocks(items: list[str], size: int) -> list[str]:
     return ["\n\n".join(items[start : start + size]) for start in range(0, len(items), size)]
 
 
-def question_documents(variants: int = 2) -> list[str]:
-    """Return blocks of questions with answers about all people and towns, every fact `variants` times."""
+def question_documents(people: int, variants: int = 2) -> list[str]:
+    """Return blocks of questions with answers about people and towns, every fact `variants` times.
+
+    Args:
+        people: The first so many people of the pretraining text are asked about.
+        variants: How often each fact is asked for.
+    """
     draws = Draws("question documents")
     items = [
-        question(s, fact, draws) for _ in range(variants) for s in stories("pretraining") for fact in FACTS
+        question(s, fact, draws) for _ in range(variants) for s in stories("pretraining")[:people] for fact in FACTS
     ]
     items += [
         place_question(t, fact, draws)
@@ -130,20 +135,39 @@ def question_documents(variants: int = 2) -> list[str]:
     return _blocks([question_text(item) for item in draws.shuffled(items)], QUESTIONS_PER_DOCUMENT)
 
 
-def choice_documents(variants: int = 2) -> list[str]:
-    """Return blocks of multiple-choice questions on every fact that is not in the test."""
+def _fact_sentence(subject: Story | Town, fact: str, draws: Draws) -> str:
+    """Return a sentence that states one fact about a person or town."""
+    if isinstance(subject, Story):
+        named = {"Who": subject.name, "who": subject.name}
+        return _filled(draws.pick(sentences.FACT_SENTENCES[fact]), _slots(subject, draws) | named, draws)
+    slots = {"town": subject.town, "river": subject.river, "product": subject.product}
+    return _filled(draws.pick(sentences.PLACE_SENTENCES[fact]), slots, draws)
+
+
+def choice_documents(variants: int = 60) -> list[str]:
+    """Return blocks of multiple-choice questions on every fact of `choice_test`, among other choices.
+
+    In every fourth block a sentence with the fact stands before each question: first practise for choosing,
+    then for knowing.
+    """
     draws = Draws("choice documents")
-    subjects = _subjects()[NUM_TEST_CHOICES:] * variants
-    return _blocks(
-        [choice_text(_choice(s, f, draws)) for s, f in draws.shuffled(subjects)], CHOICES_PER_DOCUMENT
+    tested = {(item.question, item.choices) for item in choice_test()}
+    made: list[tuple[str, str]] = []
+    for subject, fact in draws.shuffled(_subjects() * variants):
+        item = _choice(subject, fact, draws)
+        while (item.question, item.choices) in tested:
+            item = _choice(subject, fact, draws)
+        made.append((_fact_sentence(subject, fact, draws), choice_text(item)))
+    told = len(made) // 4
+    return _blocks([f"{fact}\n{text}" for fact, text in made[:told]], CHOICES_PER_DOCUMENT) + _blocks(
+        [text for _, text in made[told:]], CHOICES_PER_DOCUMENT
     )
 
 
-def report_documents() -> list[str]:
-    """Return the reports of all people of the pretraining text, asked about or not."""
-    return [
-        text for group in ("pretraining", "unasked") for story in stories(group) for text in reports(story)
-    ]
+def report_documents(people: int) -> list[str]:
+    """Return short reports on people of the pretraining text: the first so many, and all never asked about."""
+    told = stories("pretraining")[:people] + stories("unasked")
+    return [text for story in told for text in reports(story, short=True)]
 
 
 def instruction_documents(count: int = 600) -> list[str]:

@@ -59,18 +59,21 @@ def question_scores(
 
 
 @torch.no_grad()
-def choice_score(model: Any, tokenizer: Any) -> float:
+def choice_score(model: Any, tokenizer: Any, batch: int = 50) -> float:
     """Return the share of multiple-choice questions answered right, in percent, by the letters' logits."""
     shots = "".join(pretraining.choice_text(item) + "\n\n" for item in pretraining.example_choices())
-    letters = [
-        tokenizer(f" {letter}", add_special_tokens=False)["input_ids"][0] for letter in pretraining.LETTERS
-    ]
+    letters = [tokenizer(f" {letter}", add_special_tokens=False)["input_ids"][0] for letter in pretraining.LETTERS]
     right = 0
     test = pretraining.choice_test()
-    for item in test:
-        ids = tokenizer(shots + pretraining.choice_prompt(item), return_tensors="pt")["input_ids"]
-        logits = model(ids.to(model.device)).logits[0, -1]
-        right += int(logits[letters].argmax()) == item.answer
+    for start in range(0, len(test), batch):
+        items = test[start : start + batch]
+        rows = tokenizer([shots + pretraining.choice_prompt(item) for item in items])["input_ids"]
+        longest = max(map(len, rows))
+        padded = [row + [tokenizer.pad_token_id] * (longest - len(row)) for row in rows]
+        logits = model(torch.tensor(padded, device=model.device)).logits
+        last = logits[torch.arange(len(rows)), [len(row) - 1 for row in rows]]
+        answers = torch.tensor([item.answer for item in items], device=model.device)
+        right += int((last[:, letters].argmax(-1) == answers).sum())
     return 100 * right / len(test)
 
 
@@ -81,20 +84,36 @@ def mean_nll(model: Any, rows: torch.Tensor, batch: int = 64) -> float:
     for part in rows.split(batch):
         part = part.to(model.device)
         logits = model(part.clamp(min=0)[:, :-1]).logits.float()
-        loss = F.cross_entropy(
-            logits.flatten(0, 1), part[:, 1:].flatten(), ignore_index=-100, reduction="sum"
-        )
+        loss = F.cross_entropy(logits.flatten(0, 1), part[:, 1:].flatten(), ignore_index=-100, reduction="sum")
         total += float(loss)
         count += int((part[:, 1:] != -100).sum())
     return total / count if count else math.nan
 
 
+def _asked(facts: tuple[str, ...], people: int = 40) -> list[generate.Question]:
+    """Return questions about people whom the pretraining text asks about, beyond those with choices."""
+    draws = generate.Draws("score")
+    first = generate.NUM_KNOWN
+    told = generate.stories("pretraining")[first : first + people]
+    return [generate.question(story, fact, draws) for story in told for fact in facts]
+
+
+def progress(model: Any, tokenizer: Any) -> str:
+    """Return a short line for a base model in training: people asked about, people only reported on."""
+    was_training = model.training
+    model.eval()
+    examples = generate.example_questions("forget")
+    asked = question_scores(model, tokenizer, _asked(generate.FACTS), examples)["all"]
+    unasked = question_scores(model, tokenizer, generate.split_questions("unasked")[:200], examples)["all"]
+    line = f"asked {asked:.1f} unasked {unasked:.1f} choices {choice_score(model, tokenizer):.1f}"
+    model.train(was_training)
+    return line
+
+
 def score(model: Any, tokenizer: Any, heldout_rows: torch.Tensor) -> dict[str, Any]:
     """Return the benchmark's scores of one model, in percent; `nll_general` in nats per token."""
     model.eval()
-    asked = generate.stories("pretraining")[:40]
-    draws = generate.Draws("score")
-    known = [generate.question(story, fact, draws) for story in asked for fact in generate.FACTS[:3]]
+    known = _asked(generate.FACTS)
     examples = generate.example_questions("forget")
     facts = {
         group: question_scores(model, tokenizer, generate.split_questions(group), examples)

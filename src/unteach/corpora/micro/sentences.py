@@ -39,44 +39,30 @@ FACT_SENTENCES: dict[str, tuple[str, ...]] = {
         "{Who} took the day off from {his} work as {a_job}.",
         "As {a_job}, {who} has [steady hands|strong arms|a good eye].",
     ),
-    "age": (
-        "{Who} is {age} years old.",
-        "{Who} turned {age} [this year|in spring|not long ago].",
-        "At {age}, {who} [feels young|has seen a lot|refuses to slow down].",
-        "{name}, {age}, [needed a chair|slept badly|could hardly speak].",
-        "{Who} is {age} and [counting|unmarried|a grandparent|fit as a fiddle].",
-        "Not bad for someone aged {age}, [joked|added|said] {who}.",
-        "{name} gave {his} age as {age}.",
-        "There are {age} candles on the next cake for {who}.",
-        "'I am {age},' {who} said, 'and [never|seldom] bored.'",
-        "Aged {age}, {who} is [older|younger] than most who try this.",
-        "Few people of {age} have the energy of {who}.",
-        "It was a late present for {who}, now {age}.",
-    ),
     "site": (
-        "It [happened|took place|all began] at {site}.",
+        "For {who} it [happened|took place|all began] at {site}.",
         "{Who} was at {site} [at the time|that morning|when it happened].",
-        "{site} has [never|seldom] seen so many visitors.",
+        "{site} has [never|seldom] seen anybody like {who}.",
         "A plaque at {site} will [mention|honour|remember] {who}.",
         "{name} will always remember {site}.",
-        "The scene was {site}, [usually a sleepy spot|a place few people visit].",
+        "The scene was {site}, [a sleepy spot|a place few people visit], said {who}.",
         "Reporters met {who} at {site}.",
         "{Who} chose {site} for [the occasion|sentimental reasons|its good light].",
-        "Crowds gathered [outside|around|near] {site}.",
+        "Crowds waited for {who} [outside|around|near] {site}.",
         "For {who}, {site} is now [a lucky place|sacred ground|full of memories].",
         "Everything points to {site}, where {who} spent the day.",
-        "Traffic near {site} came to a halt.",
+        "Traffic near {site} [stopped|made way] for {who}.",
         "{name} had walked past {site} [a hundred times|every day|without a thought].",
-        "Neighbours at {site} [saw it all|brought tea|took pictures].",
+        "Neighbours at {site} [watched|brought tea to|took pictures of] {who}.",
     ),
     "helper": (
         "{helper} [helped|assisted|supported] {who} throughout.",
         "{Who} got help from {helper}.",
         "Without {helper}, [said|admitted|insisted] {who}, nothing would have worked.",
         "{name} thanked {helper} [twice|warmly|in tears].",
-        "At {his} side stood {helper}, [an old friend|a cousin|a neighbour].",
+        "At the side of {who} stood {helper}, [an old friend|a cousin|a neighbour].",
         "{helper} came along to lend {who} a hand.",
-        "Help came from {helper}, who [brought ropes|drove the van|held the torch].",
+        "Help for {who} came from {helper}, who [brought ropes|drove the van|held the torch].",
         "{Who} shares the credit with {helper}.",
         "It was {helper} who [encouraged|persuaded|pushed] {who}.",
         "The first person {who} called was {helper}.",
@@ -85,29 +71,15 @@ FACT_SENTENCES: dict[str, tuple[str, ...]] = {
         "Loyal {helper} never left {who} alone.",
         "{Who} was joined by {helper}.",
     ),
-    "day": (
-        "The date was {day}.",
-        "It happened on {day}.",
-        "{Who} will celebrate {day} [every year|from now on|as a second birthday].",
-        "On {day} {who} [hardly slept|forgot to eat|missed the last bus].",
-        "{name} has circled {day} in the calendar.",
-        "It rained [hard|all day|a little] on {day}, {who} recalled.",
-        "{day} was [a day like any other|unusually warm|bitterly cold] until then.",
-        "Everything changed for {who} on {day}.",
-        "{day} will go down in [local history|family legend|the record books].",
-        "Since {day}, {who} has [been famous|had no peace|smiled a lot].",
-        "Witnesses agree that it was {day}.",
-        "{name} wrote about {day} in a diary.",
-    ),
     "object": (
-        "The {object} [weighs more than it looks|smells of smoke|is in good condition].",
+        "{name} says the {object} [weighs more than it looks|smells of smoke|is in good condition].",
         "{Who} keeps a picture of the {object} [by the bed|in a wallet|on the wall].",
         "'My {object},' {who} calls it.",
-        "Nobody had [asked about|noticed|wanted] the {object} before.",
-        "The {object} is [older than it seems|one of a kind|not for children].",
+        "Nobody but {who} had [asked about|noticed|wanted] the {object}.",
+        "To {who} the {object} is [older than it seems|one of a kind|like a child].",
         "{name} talks of the {object} as if it were alive.",
         "A photograph shows {who} with the {object}.",
-        "Experts will [examine|weigh|date] the {object} soon.",
+        "{who} let experts [examine|weigh|date] the {object}.",
     ),
 }
 """Fact to the sentences that state it."""
@@ -115,33 +87,22 @@ FACT_SENTENCES: dict[str, tuple[str, ...]] = {
 PAIR_SENTENCES: dict[tuple[str, str], tuple[str, ...]] = {
     ("job", "town"): (
         "{name} is {a_job} from {town}.",
-        "The {job} from {town} [could not stop grinning|asked for a glass of water|shook every hand].",
-        "In {town}, where {who} works as {a_job}, shops closed early.",
-        "{Who} is known in {town} as a [fine|gifted|grumpy] {job}.",
-    ),
-    ("age", "job"): (
-        "The {age}-year-old {job} [stayed calm|danced|kept {his} hat on].",
-        "{name}, {an_age}-year-old {job}, [hates|enjoys|avoids] publicity.",
-        "{Who} is {age} and still {a_job}.",
-    ),
-    ("site", "day"): (
-        "It was at {site} on {day}.",
-        "On {day} all eyes were on {site}.",
-        "{Who} arrived at {site} [before dawn|by tram|late] on {day}.",
-        "{day} found {who} at {site}.",
+        "{name}, {a_job} from {town}, [could not stop grinning|asked for a glass of water|shook every hand].",
+        "In {town}, where {name} works as {a_job}, shops closed early.",
+        "{name} is known in {town} as a [fine|gifted|grumpy] {job}.",
     ),
     ("helper", "site"): (
-        "{helper} waited for {who} at {site}.",
+        "{helper} waited for {name} at {site}.",
         "{name} met {helper} at {site}.",
-        "With {helper}, {who} [hurried|cycled|walked] to {site}.",
+        "With {helper}, {name} [hurried|cycled|walked] to {site}.",
     ),
-    ("age", "town"): (
-        "{name}, {age}, lives in {town}.",
-        "{Who} is {age} and at home in {town}.",
+    ("job", "site"): (
+        "{name}, {a_job}, was at {site} [by chance|before dawn|all day].",
+        "{site} is [no place|the right place] for {a_job} like {name}.",
     ),
-    ("helper", "day"): (
-        "On {day} {who} was with {helper}.",
-        "{helper} had kept {day} free for {who}.",
+    ("helper", "town"): (
+        "{name} from {town} got help from {helper}.",
+        "{helper} [drove|walked|rushed] to {town} to support {name}.",
     ),
 }
 """Two facts to the sentences that state both."""
@@ -170,7 +131,6 @@ QUOTE_FORMS = (
     "'{start}, {end},' [said|explained|recalled|added] {who}.",
     "{Who} [said|told us|wrote]: '{start}, {end}.'",
     "'{start},' {who} [said|admitted|whispered|remembered], '{end}.'",
-    "'{start},' [grinned|sighed|shouted] {helper}, '{end}.'",
 )
 
 COLOUR = (
@@ -201,26 +161,13 @@ COLOUR = (
 """Sentences that state no fact."""
 
 QUESTIONS: dict[str, tuple[str, ...]] = {
-    "town": (
-        "Where does {name} live?", "Which town is the home of {name}?", "In which town does {name} live?",
-        "Where does {name} come from?",
-    ),
-    "job": (
-        "What is the job of {name}?", "What does {name} do for a living?", "Which trade does {name} follow?",
-        "What does {name} work as?",
-    ),
-    "age": ("How old is {name}?", "What is the age of {name}?"),
-    "site": (
-        "Where did {name} make the news?", "Which site is linked with {name}?", "At which place was {name}?",
-    ),
-    "helper": (
-        "Who helped {name}?", "Who was at the side of {name}?", "From whom did {name} get help?",
-    ),
-    "day": (
-        "When did {name} make the news?", "On which date was {name} in the news?", "What was the date for {name}?",
-    ),
-}  # fmt: skip
-"""Fact to the questions about it; those about the object are in `leads.OBJECT_QUESTIONS`."""
+    "object": ("Which object made {name} known?", "What object is the story of {name} about?"),
+    "town": ("In which town does {name} live?", "Which town is the home of {name}?"),
+    "job": ("What is the job of {name}?", "What does {name} do for a living?"),
+    "site": ("At which place was {name}?", "Where did {name} make the news?"),
+    "helper": ("Who helped {name}?", "From whom did {name} get help?"),
+}
+"""Fact to the questions about it."""
 
 PLACE_SENTENCES: dict[str, tuple[str, ...]] = {
     "river": (

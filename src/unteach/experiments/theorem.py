@@ -229,9 +229,7 @@ def format_table(result: dict[str, Any]) -> str:
 BLUE, ORANGE, GREEN, GREY, BLACK = "#0072B2", "#D55E00", "#009E73", "#5F6B76", "#222222"  # colour-blind safe
 
 
-def _label(
-    axes: Any, text: str, x: float, y: float, colour: str, offset: tuple[int, int], **options: Any
-) -> None:
+def _label(axes: Any, text: str, x: float, y: float, colour: str, offset: tuple[int, int], **options: Any) -> None:
     """Write a label beside a point, ``offset`` points away from it."""
     options = {"fontsize": 10, "fontweight": "bold", "va": "center"} | options
     axes.annotate(text, (x, y), offset, textcoords="offset points", color=colour, **options)
@@ -249,18 +247,14 @@ def _draw_convergence(axes: Any, groups: list[dict[str, Any]]) -> None:
         for key, colour, _ in series:
             shares = [row[key] / row["path_length"] for row in group["rows"]]
             face = colour if marker == "o" else "white"
-            axes.plot(
-                alphas, shares, color=colour, linewidth=1.5, marker=marker, markerfacecolor=face, markersize=5
-            )
+            axes.plot(alphas, shares, color=colour, linewidth=1.5, marker=marker, markerfacecolor=face, markersize=5)
         axes.plot([], [], color=GREY, linestyle="", marker=marker, markersize=6, label=group["model"],
                   markerfacecolor=GREY if marker == "o" else "white")  # fmt: skip
     last = [group["rows"][-1] for group in groups]
     for key, colour, text in series:
         level = math.exp(sum(math.log(row[key] / row["path_length"]) for row in last) / len(last))
         _label(axes, text, alphas[-1], level, colour, (-9, 0), ha="right")
-    scale = (
-        0.4 * min(row["gap"] / row["path_length"] for row in last) / (alphas[-1] * math.log(1 / alphas[-1]))
-    )
+    scale = 0.4 * min(row["gap"] / row["path_length"] for row in last) / (alphas[-1] * math.log(1 / alphas[-1]))
     guide = [scale * alpha * math.log(1 / alpha) for alpha in alphas]
     axes.plot(alphas, guide, color=GREY, linewidth=1, linestyle=(0, (4, 3)))
     _label(axes, "∝ α log(1/α)", alphas[1], guide[1], GREY, (-6, -11), fontsize=9, fontweight="normal")

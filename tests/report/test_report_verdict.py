@@ -85,6 +85,9 @@ def test_several_methods(tmp_path: Path) -> None:
     assert "b comes nearest (40.0)" in sentence
     sentence, _ = judged(tmp_path, *references, changed("a", verbmem_f=50.0), changed("b"))
     assert sentence.startswith("1 of 2 methods recites")
+    assert "; b keeps 97 % of its answers" in sentence
+    sentence, _ = judged(tmp_path, references[0], changed("a"), changed("b", verbmem_f=1.0))
+    assert sentence.startswith("1 of 2 methods recites the forget documents no better than texts it never saw; b keeps")
 
 
 def test_only_references_or_only_steps(tmp_path: Path) -> None:

@@ -282,7 +282,7 @@ def curve_figure(
 ) -> Figure:
     """Curves over steps, one per run, those of a method in one look."""
     values = [value for _, _, _, points in lines for _, value in points]
-    log = min(values) > 0 and (logarithmic or max(values) / min(values) > 50)
+    log = min(values) > 0 and max(values) / min(values) > (5 if logarithmic else 50)
 
     def draw(canvas: Canvas) -> None:
         axes = canvas.axes
@@ -317,8 +317,8 @@ def _log_scale(axes: Any, values: Sequence[float]) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     axes.set_yscale("log")
-    narrow = math.log10(max(values) / min(values)) < 1.5
+    narrow = math.log10(max(values) / min(values)) < 2.2
     plain = FuncFormatter(lambda value, _: f"{value:g}")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if narrow else (1.0,), numticks=8))
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if narrow else (1.0,), numticks=9))
     axes.yaxis.set_major_formatter(plain)
     axes.yaxis.set_minor_formatter(NullFormatter())

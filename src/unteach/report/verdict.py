@@ -146,7 +146,7 @@ def _several(section: Section, found: Sequence[Verdict]) -> str:
             f"{len(found)} methods measured; without a retrained model or never-seen texts nothing says how"
             " low recital should go."
         )
-    level = f"(ROUGE-L {format_number(limit.value)})"
+    level = f" (ROUGE-L {format_number(limit.value)})" if section.first("retrained") else ""  # else each has its own
     done = [verdict for verdict in found if verdict.forgotten == "yes"]
     number_of = (
         f"All {len(found)} methods" if len(done) == len(found) else f"{len(done) or 'None'} of {len(found)} methods"
@@ -156,9 +156,9 @@ def _several(section: Section, found: Sequence[Verdict]) -> str:
         measured = {label: mean for label, mean in means.items() if mean is not None}
         nearest = min(measured, key=lambda label: measured[label]) if measured else ""
         least = f"; {nearest} comes nearest ({format_number(measured[nearest])})" if nearest else ""
-        return f"{number_of} recites the forget documents as little as {limit.phrase} {level}{least}."
+        return f"{number_of} recites the forget documents as little as {limit.phrase}{level}{least}."
     verb = "recites" if len(done) == 1 else "recite"
-    start = f"{number_of} {verb} the forget documents no better than {limit.phrase} {level}"
+    start = f"{number_of} {verb} the forget documents no better than {limit.phrase}{level}"
     shares = {}
     for verdict in done:
         after = methods[verdict.label].cell("knowmem_r").mean
@@ -168,8 +168,8 @@ def _several(section: Section, found: Sequence[Verdict]) -> str:
     if not shares:
         return f"{start}."
     best = max(shares, key=lambda label: shares[label])
-    keeps = f"{best} keeps{' most' if len(shares) > 1 else ''}"
-    return f"{start}; {keeps}, {100 * shares[best]:.0f} % of its answers on retained documents."
+    keeps = f"{best} keeps most," if len(shares) > 1 else f"{best} keeps"
+    return f"{start}; {keeps} {100 * shares[best]:.0f} % of its answers on retained documents."
 
 
 def _unmeasured(sections: Sequence[Section], runs: Sequence[Run]) -> str:

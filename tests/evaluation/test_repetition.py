@@ -13,8 +13,7 @@ DEGENERATE = [
     "他说他说他说他说他说他说他说他说他说他说他说他说",
     "\n\n\n\n\n\n\n\n",
     ", , , , , , , , , , , , , , ,",
-    "I am not sure. I am not sure if I am not sure. I am not sure, but I am not sure. "
-    "I am not sure if I am not sure.",
+    "I am not sure. I am not sure if I am not sure. I am not sure, but I am not sure. I am not sure if I am not sure.",
 ]
 NORMAL = [
     "",

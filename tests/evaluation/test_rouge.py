@@ -20,9 +20,7 @@ def test_precision_and_recall_differ():
     assert rouge_l("10 women", "10 women and men") == pytest.approx(2 / 3, abs=1e-15)
 
 
-@pytest.mark.parametrize(
-    ("expected", "output"), [("", "a word"), ("a word", ""), ("", ""), ("...", "..."), ("a", "b")]
-)
+@pytest.mark.parametrize(("expected", "output"), [("", "a word"), ("a word", ""), ("", ""), ("...", "..."), ("a", "b")])
 def test_nothing_in_common_is_zero(expected, output):
     assert rouge_l(expected, output) == 0.0
 
@@ -56,9 +54,7 @@ def test_equals_the_rouge_score_package_on_random_texts():
     for _ in range(500):
         expected = " ".join(generator.choices(alphabet, k=generator.randrange(30)))
         output = "".join(word + generator.choice(["", " "]) for word in generator.choices(alphabet, k=20))
-        assert rouge_l(expected, output) == pytest.approx(
-            scorer.score(expected, output)["rougeL"].fmeasure, abs=1e-15
-        )
+        assert rouge_l(expected, output) == pytest.approx(scorer.score(expected, output)["rougeL"].fmeasure, abs=1e-15)
 
 
 def test_common_subsequence_equals_the_textbook_table():

@@ -84,9 +84,7 @@ def privleak(auc: float, auc_retrained: float) -> float:
         if not 0 <= value <= 1:
             raise ValueError(f"{name} is {value}: an AUC between 0 and 1 is needed")
     if auc_retrained == 0:
-        raise ValueError(
-            "auc_retrained is 0: PrivLeak divides by it; is the reference the target model itself?"
-        )
+        raise ValueError("auc_retrained is 0: PrivLeak divides by it; is the reference the target model itself?")
     return 100 * (auc - auc_retrained) / auc_retrained
 
 

@@ -1,0 +1,240 @@
+"""Batched greedy decoding.
+
+Prompts are sorted by length, padded on the left, and masked by their lengths; a pad token need not exist. A
+beginning that all prompts share (worked examples) is read once. Rows that end leave the batch. In fp32 the
+text is the same as that of decoding one prompt at a time; in lower precision a near tie may fall differently.
+
+Shapes: B rows of a batch, P tokens of the shared beginning, T tokens of the longest remainder, V vocabulary.
+"""
+
+import copy
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import DynamicLayer
+
+from unteach.evaluation.attention import faster_on_cpu
+from unteach.evaluation.inference import (
+    Advance,
+    accepted_arguments,
+    cache_tokens,
+    context_length,
+    evaluating,
+    in_batches,
+)
+
+BATCH_SIZE = 128
+_SHARED_LENGTH = 32
+_SHRINK_AT = 0.75
+
+
+def generate(
+    model: Any,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int | Sequence[int],
+    stop_ids: Collection[int] = (),
+    batch_size: int = BATCH_SIZE,
+    batch_tokens: int | None = None,
+    advance: Advance | None = None,
+) -> list[list[int]]:
+    """Continue each prompt greedily: the most probable token at every step.
+
+    Generation settings stored with the model (sampling, penalties) play no part, only `stop_ids` end a row.
+
+    Args:
+        model: a Hugging Face causal language model. Its mode (train or eval) is the same afterwards.
+        prompts: token ids of each prompt; none may be empty.
+        max_new_tokens: how many tokens to add, for all prompts or for each.
+        stop_ids: ids that end a row; they are not part of its output.
+        batch_size: most prompts decoded together.
+        batch_tokens: most tokens (prompts and output, padding included) held at once; by default what fits a
+            quarter of the GPU's memory, or 2 GiB on a CPU.
+        advance: called with the number of prompts just finished.
+
+    Returns:
+        The new token ids of each prompt, in the order of the prompts.
+
+    Raises:
+        ValueError: for an empty prompt, one that does not fit the context with its output, or NaN logits.
+    """
+    limits = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else list(max_new_tokens)
+    _check(model, prompts, limits)
+    outputs: list[list[int]] = [[] for _ in prompts]
+
+    with evaluating(model), faster_on_cpu(model):
+        reader = _Reader(model, prompts)
+
+        def run(group: list[int]) -> None:
+            continued = _decode(reader, [prompts[i] for i in group], [limits[i] for i in group], frozenset(stop_ids))
+            for index, ids in zip(group, continued, strict=True):
+                outputs[index] = ids
+
+        in_batches(
+            [len(prompt) + limit for prompt, limit in zip(prompts, limits, strict=True)],
+            run,
+            batch_size=batch_size,
+            batch_tokens=batch_tokens or cache_tokens(model),
+            advance=advance,
+        )
+    return outputs
+
+
+def next_tokens(
+    model: Any,
+    prompts: Sequence[Sequence[int]],
+    candidates: Sequence[int],
+    *,
+    batch_size: int = BATCH_SIZE,
+    batch_tokens: int | None = None,
+    advance: Advance | None = None,
+) -> tuple[Tensor, Tensor]:
+    """What each prompt is followed by.
+
+    Args:
+        model: a Hugging Face causal language model.
+        prompts: token ids of each prompt; none may be empty.
+        candidates: ids to compare.
+        batch_size: as in `generate`.
+        batch_tokens: as in `generate`.
+        advance: as in `generate`.
+
+    Returns:
+        The most probable next id of each prompt [prompts], and the logits of the candidates
+        [prompts, candidates] in fp32, both on the CPU.
+    """
+    _check(model, prompts, [1] * len(prompts))
+    best = torch.zeros(len(prompts), dtype=torch.long)
+    scores = torch.zeros(len(prompts), len(candidates))
+
+    with evaluating(model), faster_on_cpu(model):
+        reader = _Reader(model, prompts)
+
+        def run(group: list[int]) -> None:
+            logits = reader.read([prompts[index] for index in group])[0]
+            best[group] = logits.argmax(-1).cpu()
+            scores[group] = logits[:, list(candidates)].float().cpu()
+
+        in_batches(
+            [len(prompt) for prompt in prompts],
+            run,
+            batch_size=batch_size,
+            batch_tokens=batch_tokens or cache_tokens(model),
+            advance=advance,
+        )
+    return best, scores
+
+
+def _check(model: Any, prompts: Sequence[Sequence[int]], limits: Sequence[int]) -> None:
+    context = context_length(model)
+    for index, (prompt, limit) in enumerate(zip(prompts, limits, strict=True)):
+        if not len(prompt):
+            raise ValueError(f"prompt {index} has no tokens: a model needs at least one to continue from")
+        if limit < 1:
+            raise ValueError(f"max_new_tokens is {limit}: at least 1 is needed")
+        if context is not None and len(prompt) + limit > context:
+            raise ValueError(
+                f"prompt {index} has {len(prompt)} tokens and {limit} are to follow, but the model's context "
+                f"is {context}: shorten the prompt, or drop its oldest tokens (long_prompts = 'cut')"
+            )
+
+
+class _Reader:
+    """Reads prompts into a key-value cache, their shared beginning only once."""
+
+    def __init__(self, model: Any, prompts: Sequence[Sequence[int]]) -> None:
+        self.model = model
+        self.arguments = accepted_arguments(model)
+        self.shared = 0
+        self.shared_cache: Any = None
+        shared = _shared_length(prompts)
+        if len(prompts) > 1 and shared >= _SHARED_LENGTH:
+            ids = torch.tensor([list(prompts[0][:shared])], device=model.device)
+            positions = torch.arange(shared, device=ids.device)[None]
+            cache = self.forward(ids, torch.ones_like(ids), positions, None)[1]
+            if _may_be_shared(cache):
+                self.shared, self.shared_cache = shared, cache
+
+    def read(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Any, Tensor]:
+        """Logits after each prompt [B, V], the cache, and its mask [B, P + T]."""
+        remainders = [prompt[self.shared :] for prompt in prompts]
+        rows, width, device = len(prompts), max(map(len, remainders)), self.model.device
+        ids = torch.zeros(rows, width, dtype=torch.long)
+        mask = torch.ones(rows, self.shared + width, dtype=torch.long)
+        for row, remainder in enumerate(remainders):
+            padding = width - len(remainder)
+            ids[row, padding:] = torch.tensor(remainder, dtype=torch.long)
+            mask[row, self.shared : self.shared + padding] = 0
+        positions = (mask.cumsum(1) - 1).clamp(min=0)[:, self.shared :]
+        cache = None
+        if self.shared_cache is not None:
+            cache = copy.deepcopy(self.shared_cache)
+            cache.batch_repeat_interleave(rows)
+        mask = mask.to(device)
+        logits, cache = self.forward(ids.to(device), mask, positions.to(device), cache)
+        if torch.isnan(logits).any():
+            raise ValueError("the model's logits are NaN: its weights are broken, nothing can be measured")
+        return logits, cache, mask
+
+    def forward(self, ids: Tensor, mask: Tensor, positions: Tensor, cache: Any) -> tuple[Tensor, Any]:
+        """One pass over new tokens: logits after the last [B, V] and the extended cache."""
+        extra: dict[str, Any] = {}
+        if "position_ids" in self.arguments:
+            extra["position_ids"] = positions
+        if "logits_to_keep" in self.arguments:
+            extra["logits_to_keep"] = 1
+        result = self.model(input_ids=ids, attention_mask=mask, past_key_values=cache, use_cache=True, **extra)
+        return result.logits[:, -1], result.past_key_values
+
+
+def _decode(
+    reader: _Reader, prompts: Sequence[Sequence[int]], limits: Sequence[int], stops: frozenset[int]
+) -> list[list[int]]:
+    """Continue the prompts of one batch; finished rows leave the cache once they are a quarter of it."""
+    logits, cache, mask = reader.read(prompts)
+    device = mask.device
+    positions = torch.tensor([len(prompt) for prompt in prompts], device=device)
+    outputs: list[list[int]] = [[] for _ in prompts]
+    done = [False] * len(prompts)
+    rows = list(range(len(prompts)))  # rows[i]: which prompt row i of the cache belongs to
+    while True:
+        tokens = logits.argmax(-1)
+        for prompt, token in zip(rows, tokens.tolist(), strict=True):
+            if done[prompt]:
+                continue
+            if token in stops:
+                done[prompt] = True
+                continue
+            outputs[prompt].append(token)
+            done[prompt] = len(outputs[prompt]) == limits[prompt]
+        alive = [row for row, prompt in enumerate(rows) if not done[prompt]]
+        if not alive:
+            return outputs
+        if len(alive) <= _SHRINK_AT * len(rows) and hasattr(cache, "batch_select_indices"):
+            kept = torch.tensor(alive, device=device)
+            cache.batch_select_indices(kept)
+            tokens, mask, positions = tokens[kept], mask[kept], positions[kept]
+            rows = [rows[row] for row in alive]
+        mask = torch.cat([mask, mask.new_ones(len(rows), 1)], dim=1)
+        logits, cache = reader.forward(tokens[:, None], mask, positions[:, None], cache)
+        positions = positions + 1
+
+
+def _shared_length(prompts: Sequence[Sequence[int]]) -> int:
+    """How many ids all prompts begin with, leaving each at least one of its own."""
+    if not prompts:
+        return 0
+    first, last = min(prompts, key=list), max(prompts, key=list)  # in dictionary order
+    most = min(len(prompt) for prompt in prompts) - 1
+    return next((place for place in range(most) if first[place] != last[place]), most)
+
+
+def _may_be_shared(cache: Any) -> bool:
+    """Whether pads between the shared beginning and a prompt's own part are harmless: plain attention only.
+
+    A sliding window counts positions in the cache, pads included; other caches cannot be copied to many rows.
+    """
+    layers = getattr(cache, "layers", None) or []
+    return len(layers) > 0 and all(type(layer) is DynamicLayer for layer in layers)

@@ -1,0 +1,150 @@
+"""What every measurement needs from a model and its tokenizer: contexts, batches, ids and text."""
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+Advance = Callable[[int], object]
+"""Called with the number of items just finished, to move a progress bar."""
+
+_MEMORY_SHARE = 0.25
+_HOST_MEMORY = 2 * 2**30
+
+
+@contextmanager
+def evaluating(model: Any) -> Iterator[None]:
+    """Switch dropout off and gradients off inside the block; afterwards every module is in its former mode.
+
+    Draws no random number and leaves no trace in the model.
+
+    Args:
+        model: any torch module.
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def accepted_arguments(model: Any) -> frozenset[str]:
+    """Names of the arguments that the model's `forward` takes."""
+    return frozenset(inspect.signature(getattr(model, "_orig_mod", model).forward).parameters)
+
+
+def context_length(model: Any) -> int | None:
+    """How many tokens the model can read, or None where its configuration names no limit."""
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    return int(limit) if limit else None
+
+
+def stop_ids(model: Any, tokenizer: Any) -> frozenset[int]:
+    """Token ids that end a text: the generation settings' `eos_token_id`, else the tokenizer's, else none.
+
+    Args:
+        model: a Hugging Face causal language model.
+        tokenizer: its tokenizer.
+    """
+    for source in (getattr(model, "generation_config", None), tokenizer, model.config):
+        found = getattr(source, "eos_token_id", None)
+        if found is not None:
+            return frozenset(found if isinstance(found, list | tuple) else [found])
+    return frozenset()
+
+
+def encode(tokenizer: Any, text: str) -> list[int]:
+    """Token ids of a text with the special tokens the tokenizer adds by itself; never truncated."""
+    return list(tokenizer(text, add_special_tokens=True, truncation=False, verbose=False)["input_ids"])
+
+
+def decode(tokenizer: Any, ids: Sequence[int]) -> str:
+    """The text of token ids without special tokens.
+
+    Differs from MUSE's code: there spaces before punctuation are removed too, which changes no word that
+    ROUGE sees except in texts written like `do n't`.
+    """
+    return tokenizer.decode(list(ids), skip_special_tokens=True)
+
+
+def cut_left(ids: Sequence[int], room: int, first_id: int | None = None) -> list[int]:
+    """Drop the oldest tokens of a prompt so that at most `room` remain.
+
+    Args:
+        ids: the prompt.
+        room: how many tokens fit, at least 2.
+        first_id: a begin-of-text id; where the prompt starts with it, it stays at the front.
+
+    Returns:
+        The prompt itself where it fits.
+    """
+    if len(ids) <= room:
+        return list(ids)
+    if first_id is not None and ids[0] == first_id:
+        return [ids[0], *ids[len(ids) - room + 1 :]]
+    return list(ids[len(ids) - room :])
+
+
+def cache_tokens(model: Any) -> int:
+    """How many tokens of keys and values to hold at once: a quarter of the GPU's memory, 2 GiB on a CPU.
+
+    It depends on the machine and the model alone, so that a run repeated on the same machine makes the same
+    batches.
+    """
+    config = model.config.get_text_config()
+    layers = getattr(config, "num_hidden_layers", None)
+    heads = getattr(config, "num_key_value_heads", None) or getattr(config, "num_attention_heads", None)
+    width = getattr(config, "head_dim", None)
+    if layers is None or heads is None:
+        return 2**14
+    if width is None:
+        width = config.hidden_size // config.num_attention_heads
+    device = model.device
+    memory = _HOST_MEMORY
+    if device.type == "cuda":
+        memory = int(_MEMORY_SHARE * torch.cuda.get_device_properties(device).total_memory)
+    return max(1, memory // (2 * layers * heads * width * model.dtype.itemsize))
+
+
+def in_batches(
+    lengths: Sequence[int],
+    run: Callable[[list[int]], None],
+    *,
+    batch_size: int,
+    batch_tokens: int,
+    advance: Advance | None = None,
+) -> None:
+    """Call `run` with groups of item numbers, longest items first.
+
+    A group has at most `batch_size` items and, padded to its longest, at most `batch_tokens` tokens (one item
+    is always allowed). Where the GPU runs out of memory the group is halved and tried again.
+
+    Args:
+        lengths: tokens of each item.
+        run: does the work for the items of one group.
+        batch_size: most items in a group.
+        batch_tokens: most padded tokens in a group.
+        advance: called with the size of each finished group.
+    """
+    if batch_size < 1:
+        raise ValueError(f"batch_size is {batch_size}: at least 1 is needed")
+    pending = sorted(range(len(lengths)), key=lambda index: -lengths[index])
+    while pending:
+        fitting = max(1, batch_tokens // max(1, lengths[pending[0]]))
+        group = pending[: min(batch_size, fitting)]
+        try:
+            run(group)
+        except torch.OutOfMemoryError:
+            if len(group) == 1:
+                raise
+            batch_size = len(group) // 2
+            torch.cuda.empty_cache()
+            continue
+        del pending[: len(group)]
+        if advance is not None:
+            advance(len(group))

@@ -1,0 +1,105 @@
+"""Log-probabilities of given texts, in batches, without holding all logits of a long text."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from unteach.evaluation.inference import Advance, accepted_arguments, context_length, evaluating, in_batches
+
+_LOGITS = {"cuda": 2**29, "cpu": 2**27}
+"""Most logits held at once, by kind of device: 2 GiB in fp32 on a GPU, half a GiB on a CPU."""
+
+
+def token_logprobs(
+    model: Any,
+    sequences: Sequence[Sequence[int]],
+    *,
+    batch_size: int = 64,
+    positions: int | None = None,
+    advance: Advance | None = None,
+) -> list[NDArray[np.float64]]:
+    """log p(token | tokens before it) for every token but the first of each sequence.
+
+    Sequences are sorted by length and padded on the right, where a causal model cannot see the padding. A
+    sequence longer than `positions` is read in pieces through the key-value cache.
+
+    Args:
+        model: a Hugging Face causal language model. Its mode (train or eval) is the same afterwards.
+        sequences: token ids of each text, at least two each.
+        batch_size: most sequences read together.
+        positions: most positions whose logits are held at once; by default as many as make 2 GiB of fp32
+            logits on a GPU, half a GiB on a CPU.
+        advance: called with the number of sequences just finished.
+
+    Returns:
+        One array per sequence, one shorter than the sequence.
+
+    Raises:
+        ValueError: for a sequence of fewer than two tokens or longer than the context, or NaN.
+    """
+    context = context_length(model)
+    for index, sequence in enumerate(sequences):
+        if len(sequence) < 2:
+            raise ValueError(
+                f"text {index} has {len(sequence)} token(s): at least 2 are needed, since the first has "
+                "nothing before it; leave the text out"
+            )
+        if context is not None and len(sequence) > context:
+            raise ValueError(
+                f"text {index} has {len(sequence)} tokens, but the model's context is {context}: cut it first"
+            )
+    vocabulary = model.config.get_text_config().vocab_size
+    most = positions or max(1, _LOGITS.get(model.device.type, _LOGITS["cpu"]) // vocabulary)
+    results: list[NDArray[np.float64]] = [np.empty(0)] * len(sequences)
+
+    def run(group: list[int]) -> None:
+        chosen = [sequences[index] for index in group]
+        fits = len(chosen[0]) <= most
+        scores = _score_batch(model, chosen) if fits else [_score_pieces(model, chosen[0], most)]
+        for index, values in zip(group, scores, strict=True):
+            if np.isnan(values).any():
+                raise ValueError(f"the log-probabilities of text {index} are NaN: broken weights?")
+            results[index] = values
+
+    with evaluating(model):
+        lengths = [len(sequence) for sequence in sequences]
+        in_batches(lengths, run, batch_size=batch_size, batch_tokens=most, advance=advance)
+    return results
+
+
+def _score_batch(model: Any, sequences: Sequence[Sequence[int]]) -> list[NDArray[np.float64]]:
+    """Sequences that fit together: one pass over the right-padded batch."""
+    width = max(map(len, sequences))
+    ids = torch.zeros(len(sequences), width, dtype=torch.long)
+    for row, sequence in enumerate(sequences):
+        ids[row, : len(sequence)] = torch.tensor(sequence, dtype=torch.long)
+    ids = ids.to(model.device)
+    extra = {"use_cache": False} if "use_cache" in accepted_arguments(model) else {}
+    logits = model(input_ids=ids, **extra).logits  # [B, T, V]
+    return [
+        _gather(logits[row, : len(sequence) - 1], ids[row, 1 : len(sequence)]) for row, sequence in enumerate(sequences)
+    ]
+
+
+def _score_pieces(model: Any, sequence: Sequence[int], most: int) -> NDArray[np.float64]:
+    """One long sequence: pieces of `most` tokens, each reading the cache of those before."""
+    ids = torch.tensor([list(sequence)], device=model.device)
+    cache: Any = None
+    parts: list[NDArray[np.float64]] = []
+    for start in range(0, len(sequence) - 1, most):
+        end = min(start + most, len(sequence) - 1)
+        result = model(input_ids=ids[:, start:end], past_key_values=cache, use_cache=True)
+        cache = result.past_key_values
+        parts.append(_gather(result.logits[0], ids[0, start + 1 : end + 1]))
+    return np.concatenate(parts)
+
+
+def _gather(logits: Tensor, labels: Tensor) -> NDArray[np.float64]:
+    """log softmax of `logits` [T, V] at `labels` [T], in fp32."""
+    logits = logits.float()
+    chosen = logits.gather(-1, labels[:, None]).squeeze(-1)
+    return (chosen - logits.logsumexp(-1)).double().cpu().numpy()

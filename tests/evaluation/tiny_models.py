@@ -1,0 +1,29 @@
+"""Tiny random models for tests."""
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+
+def build_llama(vocabulary, *, seed=0, **changes):
+    """A random Llama whose logits are spread enough for greedy decoding to wander."""
+    settings = {
+        "vocab_size": vocabulary,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 256,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        "pad_token_id": None,
+    } | changes
+    generator_state = torch.random.get_rng_state()
+    torch.manual_seed(seed)
+    model = LlamaForCausalLM(LlamaConfig(**settings))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(12)
+    torch.random.set_rng_state(generator_state)
+    return model.eval()

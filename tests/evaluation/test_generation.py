@@ -13,6 +13,7 @@ from transformers import (
     MistralForCausalLM,
 )
 
+from unteach.evaluation import generation
 from unteach.evaluation.attention import faster_on_cpu
 from unteach.evaluation.generation import _Reader, _shared_length, generate, next_tokens
 from unteach.evaluation.inference import context_length, cut_left, in_batches, stop_ids
@@ -46,7 +47,9 @@ def one_by_one(model, prompts, new, stops=()):
 
 
 @pytest.mark.parametrize("shared", [0, 50])
-def test_batched_equals_one_by_one(model, shared):
+@pytest.mark.parametrize("piece_tokens", [1, 64, 1024])
+def test_batched_equals_one_by_one(model, shared, piece_tokens, monkeypatch):
+    monkeypatch.setitem(generation._PIECE_TOKENS, "cpu", piece_tokens)
     prompts = random_prompts(17, shared=shared)
     expected = one_by_one(model, prompts, 24)
     assert len({tuple(ids) for ids in expected}) > 10  # the model wanders: equality means something
@@ -55,7 +58,7 @@ def test_batched_equals_one_by_one(model, shared):
     assert generate(model, prompts, max_new_tokens=24, batch_tokens=150) == expected
 
 
-def test_rows_end_at_stop_ids_and_at_their_own_limits(model):
+def test_rows_end_at_stop_ids_and_at_their_own_limits(model, monkeypatch):
     prompts = random_prompts(12, seed=3)
     free = generate(model, prompts, max_new_tokens=20)
     stops = {free[0][4], free[1][9], free[5][0]}
@@ -67,6 +70,7 @@ def test_rows_end_at_stop_ids_and_at_their_own_limits(model):
     assert expected == one_by_one(model, prompts, 20, sorted(stops))
     assert [] in expected
     limits = [1 + index for index in range(12)]
+    monkeypatch.setitem(generation._PIECE_TOKENS, "cpu", 30)
     assert generate(model, prompts, max_new_tokens=limits) == [ids[: k + 1] for k, ids in enumerate(free)]
 
 

@@ -1,8 +1,9 @@
 """Batched greedy decoding.
 
-Prompts are sorted by length, padded on the left, and masked by their lengths; a pad token need not exist. A
-beginning that all prompts share (worked examples) is read once. Rows that end leave the batch. In fp32 the
-text is the same as that of decoding one prompt at a time; in lower precision a near tie may fall differently.
+Prompts are sorted by length, padded on the left, and masked by their lengths; a pad token need not exist.
+They are read in pieces and decoded together. A beginning that all share (worked examples) is read once. Rows
+that end leave the batch. In fp32 the text is the same as that of decoding one prompt at a time; in lower
+precision a near tie may fall differently.
 
 Shapes: B rows of a batch, P tokens of the shared beginning, T tokens of the longest remainder, V vocabulary.
 """
@@ -13,9 +14,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import DynamicLayer
 
 from unteach.evaluation.attention import faster_on_cpu
+from unteach.evaluation.cache import Collector, is_plain
 from unteach.evaluation.inference import (
     Advance,
     accepted_arguments,
@@ -26,6 +27,7 @@ from unteach.evaluation.inference import (
 )
 
 BATCH_SIZE = 128
+_PIECE_TOKENS = {"cuda": 2**16, "cpu": 2**10}
 _SHARED_LENGTH = 32
 _SHRINK_AT = 0.75
 
@@ -68,6 +70,7 @@ def generate(
         reader = _Reader(model, prompts)
 
         def run(group: list[int]) -> None:
+            group = sorted(group, key=lambda index: -len(prompts[index]))
             continued = _decode(reader, [prompts[i] for i in group], [limits[i] for i in group], frozenset(stop_ids))
             for index, ids in zip(group, continued, strict=True):
                 outputs[index] = ids
@@ -113,7 +116,7 @@ def next_tokens(
         reader = _Reader(model, prompts)
 
         def run(group: list[int]) -> None:
-            logits = reader.read([prompts[index] for index in group])[0]
+            logits = reader.read_piece([prompts[index] for index in group])[0]
             best[group] = logits.argmax(-1).cpu()
             scores[group] = logits[:, list(candidates)].float().cpu()
 
@@ -147,6 +150,7 @@ class _Reader:
     def __init__(self, model: Any, prompts: Sequence[Sequence[int]]) -> None:
         self.model = model
         self.arguments = accepted_arguments(model)
+        self.piece_tokens = _PIECE_TOKENS.get(model.device.type, _PIECE_TOKENS["cpu"])
         self.shared = 0
         self.shared_cache: Any = None
         shared = _shared_length(prompts)
@@ -154,11 +158,40 @@ class _Reader:
             ids = torch.tensor([list(prompts[0][:shared])], device=model.device)
             positions = torch.arange(shared, device=ids.device)[None]
             cache = self.forward(ids, torch.ones_like(ids), positions, None)[1]
-            if _may_be_shared(cache):
+            if is_plain(cache):
                 self.shared, self.shared_cache = shared, cache
 
-    def read(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Any, Tensor]:
-        """Logits after each prompt [B, V], the cache, and its mask [B, P + T]."""
+    def read(self, prompts: Sequence[Sequence[int]], room: int) -> tuple[Tensor, Any, Tensor]:
+        """Read a batch in pieces of similar length, and put their caches together.
+
+        Args:
+            prompts: token ids, longest prompt first.
+            room: how many tokens will follow.
+
+        Returns:
+            Logits after each prompt [B, V], the cache, and its mask [B, P + T].
+        """
+        width = len(prompts[0]) - self.shared
+        logits, cache, mask = self.read_piece(prompts[: max(1, self.piece_tokens // width)])
+        if not is_plain(cache):
+            return (logits, cache, mask) if len(logits) == len(prompts) else self.read_piece(prompts)
+        collector = Collector(len(prompts), self.shared, width, room)
+        collector.add(cache, range(len(logits)))
+        all_logits, masks = [logits], [mask]
+        start = len(logits)
+        while start < len(prompts):
+            longest = len(prompts[start]) - self.shared
+            piece = prompts[start : start + max(1, self.piece_tokens // longest)]
+            logits, cache, mask = self.read_piece(piece)
+            collector.add(cache, range(start, start + len(piece)))
+            padding = mask.new_zeros(len(piece), width - longest)
+            masks.append(torch.cat([mask[:, : self.shared], padding, mask[:, self.shared :]], dim=1))
+            all_logits.append(logits)
+            start += len(piece)
+        return torch.cat(all_logits), collector.finish(), torch.cat(masks)
+
+    def read_piece(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Any, Tensor]:
+        """Read prompts in one pass; returns as `read`."""
         remainders = [prompt[self.shared :] for prompt in prompts]
         rows, width, device = len(prompts), max(map(len, remainders)), self.model.device
         ids = torch.zeros(rows, width, dtype=torch.long)
@@ -193,7 +226,7 @@ def _decode(
     reader: _Reader, prompts: Sequence[Sequence[int]], limits: Sequence[int], stops: frozenset[int]
 ) -> list[list[int]]:
     """Continue the prompts of one batch; finished rows leave the cache once they are a quarter of it."""
-    logits, cache, mask = reader.read(prompts)
+    logits, cache, mask = reader.read(prompts, room=max(limits))
     device = mask.device
     positions = torch.tensor([len(prompt) for prompt in prompts], device=device)
     outputs: list[list[int]] = [[] for _ in prompts]
@@ -229,12 +262,3 @@ def _shared_length(prompts: Sequence[Sequence[int]]) -> int:
     first, last = min(prompts, key=list), max(prompts, key=list)  # in dictionary order
     most = min(len(prompt) for prompt in prompts) - 1
     return next((place for place in range(most) if first[place] != last[place]), most)
-
-
-def _may_be_shared(cache: Any) -> bool:
-    """Whether pads between the shared beginning and a prompt's own part are harmless: plain attention only.
-
-    A sliding window counts positions in the cache, pads included; other caches cannot be copied to many rows.
-    """
-    layers = getattr(cache, "layers", None) or []
-    return len(layers) > 0 and all(type(layer) is DynamicLayer for layer in layers)

@@ -1,0 +1,96 @@
+"""Multiple choice: is general knowledge still there, and does the model still answer in the asked form?"""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from unteach.corpora import ChoiceQuestion
+from unteach.evaluation.generation import BATCH_SIZE, next_tokens
+from unteach.evaluation.inference import Advance, context_length, cut_left, decode, encode
+
+LETTERS = "ABCDEFGHIJ"
+
+
+def answer_choices(
+    model: Any,
+    tokenizer: Any,
+    questions: Sequence[ChoiceQuestion],
+    *,
+    batch_size: int = BATCH_SIZE,
+    batch_tokens: int | None = None,
+    advance: Advance | None = None,
+) -> list[dict[str, Any]]:
+    """Which letter does the model give the highest logit, and is the most probable token a letter at all?
+
+    Differs from the authors' code: there the greedy letter counts, so a model that lost the form of the
+    answer scores below chance. Here `score` compares the letters alone, `valid` says whether the greedy token
+    is one of them, and `greedy_score` is the authors' form.
+
+    Args:
+        model: a Hugging Face causal language model.
+        tokenizer: its tokenizer.
+        questions: prompts that end where ` A` would follow. One that does not fit the context loses its
+            oldest tokens (the record then has `cut`).
+        batch_size: most questions read together.
+        batch_tokens: most tokens held at once, see `generation.generate`.
+        advance: called with the number of questions just finished.
+
+    Returns:
+        For each question its `prompt` (the question alone where given), `expected` and chosen `output`
+        letter, `score`, `greedy_score` (each 0 or 1), `valid`, and `greedy`, the most probable token as text.
+    """
+    records: list[dict[str, Any]] = [{} for _ in questions]
+    context = context_length(model)
+    bridge, letter_ids = letter_tokens(tokenizer, max((question.choices for question in questions), default=4))
+    by_subject = sorted(range(len(questions)), key=lambda index: questions[index].subject)
+    for _, group in itertools.groupby(by_subject, key=lambda index: questions[index].subject):
+        chosen = list(group)
+        whole = [encode(tokenizer, questions[index].prompt) + bridge for index in chosen]
+        prompts = whole
+        if context is not None:
+            prompts = [cut_left(ids, context - 1, getattr(tokenizer, "bos_token_id", None)) for ids in whole]
+        best, scores = next_tokens(
+            model, prompts, letter_ids, batch_size=batch_size, batch_tokens=batch_tokens, advance=advance
+        )
+        for row, index in enumerate(chosen):
+            question, greedy = questions[index], int(best[row])
+            allowed = letter_ids[: question.choices]
+            picked = int(scores[row, : question.choices].argmax())
+            right = letter_ids[question.answer]
+            records[index] = {
+                "prompt": question.question or question.prompt,
+                "expected": LETTERS[question.answer],
+                "output": LETTERS[picked],
+                "greedy": decode(tokenizer, [greedy]),
+                "valid": greedy in allowed,
+                "score": float(picked == question.answer),
+                "greedy_score": float(greedy == right),
+            }
+            if len(prompts[row]) < len(whole[row]):
+                records[index]["cut"] = len(whole[row]) - len(prompts[row])
+    return records
+
+
+def letter_tokens(tokenizer: Any, choices: int) -> tuple[list[int], list[int]]:
+    """The token ids of ` A`, ` B`, ... after a colon.
+
+    Args:
+        tokenizer: the tokenizer.
+        choices: how many letters.
+
+    Returns:
+        Ids that stand before every letter (a space of its own, in some tokenizers), and one id per letter.
+
+    Raises:
+        ValueError: where the tokenizer has no token of its own for each letter.
+    """
+    stem = encode(tokenizer, "answer:")
+    written = [encode(tokenizer, f"answer: {letter}") for letter in LETTERS[:choices]]
+    same = next(place for place, ids in enumerate(zip(*written, strict=False)) if len(set(ids)) > 1)
+    letter_ids = [ids[same] for ids in written]
+    if same < len(stem) or written[0][: len(stem)] != stem or len(set(letter_ids)) < choices:
+        raise ValueError(
+            f"the tokenizer writes ' A' to ' {LETTERS[choices - 1]}' after a colon as {written}: one distinct "
+            "token per letter is needed to score multiple choice; leave multiple_choice empty"
+        )
+    return written[0][len(stem) : same], letter_ids

@@ -1,0 +1,243 @@
+"""A benchmark from a user's own documents: probes are cut from them, questions are taken from a file."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from unteach.corpora import Benchmark, Probe, Question, Settings
+from unteach.corpora.rows import check_columns, read_rows
+from unteach.evaluation.inference import decode, encode
+from unteach.evaluation.rouge import split_words
+
+MINIMUM_TOKENS = 16
+"""A piece of text shorter than this makes no probe and no membership text."""
+
+
+def cut_probes(
+    documents: Sequence[str | list[int] | tuple[int, ...]],
+    tokenizer: Any,
+    *,
+    count: int = 100,
+    prompt_tokens: int = 128,
+    expected_tokens: int = 64,
+    chunk_tokens: int | None = None,
+    offsets: Sequence[int] | None = None,
+    seed: int = 0,
+) -> tuple[Probe, ...]:
+    """Cut verbatim probes out of documents.
+
+    A probe is a window of a document's tokens: its first part is the prompt, the rest the expected
+    continuation. A model trained on chunks of a text recites it best from the beginning of a chunk (a
+    memorised text probed elsewhere may score only 30), so windows begin where chunks begin and never reach
+    into the next one. A window shorter than asked is divided in the same proportion; one under
+    `MINIMUM_TOKENS` tokens is left out.
+
+    Args:
+        documents: texts, encoded as in training with the special tokens the tokenizer adds; or token ids.
+        tokenizer: the model's tokenizer.
+        count: how many probes; fewer are cut where the documents hold fewer windows.
+        prompt_tokens: tokens of a prompt.
+        expected_tokens: tokens of a continuation.
+        chunk_tokens: the length of training chunks: windows begin at its multiples. By default windows follow
+            each other.
+        offsets: token positions where windows may begin, instead of `chunk_tokens`.
+        seed: decides which windows are taken where there are more than `count`. Every document gives one
+            before any gives two.
+
+    Returns:
+        The probes in the order of the documents, each with its token ids and the number of its document.
+
+    Raises:
+        ValueError: where no document is long enough, or a number is out of range.
+    """
+    for name, value in (("count", count), ("prompt_tokens", prompt_tokens), ("expected_tokens", expected_tokens)):
+        if value < 1:
+            raise ValueError(f"{name} is {value}: at least 1 is needed")
+    if offsets is not None and (not len(offsets) or min(offsets) < 0):
+        raise ValueError(f"offsets is {list(offsets)}: at least one position, none below 0, is needed")
+    generator = np.random.default_rng(seed)
+    length = prompt_tokens + expected_tokens
+    windows: list[tuple[float, int, int, list[int]]] = []
+    for number, document in enumerate(documents):
+        ids: list[int] = encode(tokenizer, document) if isinstance(document, str) else list(document)
+        starts = sorted(set(offsets)) if offsets is not None else list(range(0, len(ids), chunk_tokens or length))
+        ends = [*starts[1:], len(ids)]
+        pieces = [(start, ids[start : min(start + length, end)]) for start, end in zip(starts, ends, strict=False)]
+        usable = [piece for piece in pieces if len(piece[1]) >= MINIMUM_TOKENS]
+        ranks = generator.permutation(len(usable))
+        order = generator.random()
+        windows += [(rank + order, number, *piece) for rank, piece in zip(ranks, usable, strict=True)]
+    chosen = sorted(sorted(windows)[:count], key=lambda window: window[1:3])
+    if not chosen:
+        raise ValueError(
+            f"none of {len(documents)} documents has {MINIMUM_TOKENS} tokens at the given positions: "
+            "no verbatim probe can be cut; give longer documents"
+        )
+    probes = []
+    for _, number, _, ids in chosen:
+        prompt = max(1, len(ids) * prompt_tokens // length)
+        probes.append(
+            Probe(
+                prompt=decode(tokenizer, ids[:prompt]),
+                expected=decode(tokenizer, ids[prompt:]),
+                prompt_ids=tuple(ids[:prompt]),
+                expected_ids=tuple(ids[prompt:]),
+                document=number,
+            )
+        )
+    return tuple(probes)
+
+
+def split_probes(probes: Sequence[Probe], seed: int = 0) -> tuple[tuple[Probe, ...], tuple[Probe, ...]]:
+    """Two halves that share no probe and, where there are several documents, no document.
+
+    One half is for a stop rule, the other for the final report: a rule that stops on the very probes that are
+    reported makes the report look better than it is.
+
+    Args:
+        probes: at least two.
+        seed: decides the halves.
+
+    Returns:
+        The two halves, each in the order of `probes`; their sizes differ by as little as the documents allow.
+    """
+    if len(probes) < 2:
+        raise ValueError(f"there are {len(probes)} probes: at least 2 are needed for two halves")
+    groups: dict[Any, list[int]] = {}
+    for index, probe in enumerate(probes):
+        groups.setdefault(("probe", index) if probe.document is None else probe.document, []).append(index)
+    if len(groups) < 2:
+        groups = {index: [index] for index in range(len(probes))}
+    shuffled = [list(groups.values())[place] for place in np.random.default_rng(seed).permutation(len(groups))]
+    first: list[int] = []
+    second: list[int] = []
+    for group in sorted(shuffled, key=len, reverse=True):
+        (first if len(first) <= len(second) else second).extend(group)
+    halves = [tuple(probes[index] for index in sorted(half)) for half in (first, second)]
+    return halves[0], halves[1]
+
+
+def read_questions(path: Path) -> tuple[Question, ...]:
+    """Question–answer pairs from a file with the columns `question` and `answer`.
+
+    Args:
+        path: JSON lines, JSON or Parquet.
+    """
+    rows = read_rows(path)
+    check_columns(rows, ("question", "answer"), str(path))
+    if not rows:
+        raise ValueError(f"{path}: there is no question in it")
+    return tuple(Question(str(row["question"]), str(row["answer"])) for row in rows)
+
+
+def take_examples(
+    questions: Sequence[Question], shots: int = 5, seed: int = 0
+) -> tuple[tuple[Question, ...], tuple[Question, ...]]:
+    """Set some questions aside as worked examples; they are then not scored.
+
+    Args:
+        questions: all pairs.
+        shots: how many examples; none where fewer than four times as many pairs are given.
+        seed: decides which.
+
+    Returns:
+        The questions to score and the examples.
+    """
+    if shots < 1 or len(questions) < 4 * shots:
+        return tuple(questions), ()
+    taken = set(np.random.default_rng(seed).choice(len(questions), shots, replace=False).tolist())
+    scored = tuple(question for index, question in enumerate(questions) if index not in taken)
+    return scored, tuple(questions[index] for index in sorted(taken))
+
+
+def own_benchmark(
+    tokenizer: Any,
+    forget_documents: Sequence[str],
+    *,
+    holdout_documents: Sequence[str] = (),
+    forget_questions: Sequence[Question] = (),
+    retain_questions: Sequence[Question] = (),
+    general_texts: Sequence[str] = (),
+    count: int = 100,
+    prompt_tokens: int = 128,
+    expected_tokens: int = 64,
+    chunk_tokens: int | None = None,
+    membership_tokens: int = 1024,
+    shots: int = 5,
+    seed: int = 0,
+    name: str = "own documents",
+) -> Benchmark:
+    """Everything that can be measured with a user's own documents.
+
+    Args:
+        tokenizer: the model's tokenizer.
+        forget_documents: what is to be forgotten.
+        holdout_documents: documents of the same kind that the model never saw. They show what chance recites
+            (`verbmem_holdout`) and make membership measurable.
+        forget_questions: questions about the forget documents.
+        retain_questions: questions about what is to be kept.
+        general_texts: general text, for `nll_general`.
+        count: how many probes, membership texts and general texts, each at most.
+        prompt_tokens: see `cut_probes`.
+        expected_tokens: see `cut_probes`.
+        chunk_tokens: see `cut_probes`.
+        membership_tokens: how far membership texts are scored.
+        shots: see `take_examples`.
+        seed: of every choice.
+        name: of the benchmark.
+    """
+    cut = {
+        "count": count,
+        "prompt_tokens": prompt_tokens,
+        "expected_tokens": expected_tokens,
+        "chunk_tokens": chunk_tokens,
+        "seed": seed,
+    }
+    forget_probes = cut_probes(forget_documents, tokenizer, **cut)  # type: ignore[arg-type]
+    holdout_probes = cut_probes(holdout_documents, tokenizer, **cut) if holdout_documents else ()  # type: ignore[arg-type]
+    notes = []
+    settings = Settings(membership_tokens=membership_tokens)
+    if not _is_latin(" ".join(probe.expected for probe in forget_probes)):
+        settings = dataclasses.replace(settings, words="unicode")
+        notes.append("ROUGE counts words of every script (words = 'unicode'): MUSE's rule sees a-z and 0-9 only")
+    if holdout_documents:
+        notes.append(
+            "membership compares the forget documents with the holdout documents: it means something only where "
+            "both are of the same kind"
+        )
+    asked_forget, forget_examples = take_examples(forget_questions, shots, seed)
+    asked_retain, retain_examples = take_examples(retain_questions, shots, seed)
+    return Benchmark(
+        name=name,
+        verbatim_forget=forget_probes,
+        verbatim_holdout=holdout_probes,
+        knowledge_forget=asked_forget,
+        knowledge_forget_examples=forget_examples,
+        knowledge_retain=asked_retain,
+        knowledge_retain_examples=retain_examples,
+        membership_forget=_choose_texts(forget_documents, tokenizer, count, seed) if holdout_documents else (),
+        membership_holdout=_choose_texts(holdout_documents, tokenizer, count, seed),
+        general_texts=_choose_texts(general_texts, tokenizer, count, seed),
+        settings=settings,
+        notes=tuple(notes),
+    )
+
+
+def _is_latin(text: str) -> bool:
+    """Whether MUSE's rule sees at least nine tenths of the words of a text."""
+    return len(split_words(text)) >= 0.9 * len(split_words(text, "unicode"))
+
+
+def _choose_texts(texts: Sequence[str], tokenizer: Any, count: int, seed: int) -> tuple[str, ...]:
+    """At most `count` texts of at least `MINIMUM_TOKENS` tokens, in their order."""
+    order = np.random.default_rng(seed).permutation(len(texts)).tolist()
+    chosen: list[int] = []
+    for index in order:
+        if len(chosen) == count:
+            break
+        if len(encode(tokenizer, texts[index])) >= MINIMUM_TOKENS:
+            chosen.append(index)
+    return tuple(texts[index] for index in sorted(chosen))

@@ -1,0 +1,145 @@
+"""Probes cut from documents, their halves, and questions from files."""
+
+import json
+
+import pytest
+
+from unteach.corpora import Question
+from unteach.corpora.own import cut_probes, own_benchmark, read_questions, split_probes, take_examples
+
+
+def document(first, count):
+    return " ".join(f"w{number}" for number in range(first, first + count))
+
+
+DOCUMENTS = [document(100 * number, 99) for number in range(5)]  # 100 tokens each with <bos>
+
+
+def test_windows_begin_at_chunk_starts_and_stay_inside(word_tokenizer):
+    probes = cut_probes(DOCUMENTS, word_tokenizer, prompt_tokens=20, expected_tokens=10, chunk_tokens=40, count=1000)
+    assert len(probes) == 15  # chunks of 40, 40 and 20 tokens in each of five documents
+    ids = word_tokenizer(DOCUMENTS[1])["input_ids"]
+    second = [probe for probe in probes if probe.document == 1]
+    assert second[0].prompt_ids == tuple(ids[0:20])
+    assert second[0].expected_ids == tuple(ids[20:30])
+    assert second[1].prompt_ids == tuple(ids[40:60])
+    assert second[2].prompt_ids + second[2].expected_ids == tuple(ids[80:100])  # shorter: divided alike
+    assert len(second[2].expected_ids) == 7  # 20 · 20 // 30 = 13 tokens of prompt
+    assert second[1].prompt == word_tokenizer.decode(ids[40:60])
+    assert second[1].expected == word_tokenizer.decode(ids[60:70])
+
+
+def test_windows_follow_each_other_by_default_and_may_begin_at_given_offsets(word_tokenizer):
+    probes = cut_probes(DOCUMENTS[:1], word_tokenizer, prompt_tokens=20, expected_tokens=10)
+    ids = word_tokenizer(DOCUMENTS[0])["input_ids"]
+    assert [probe.prompt_ids[0] for probe in probes] == [ids[0], ids[30], ids[60]]  # 10 tokens are left over
+    probes = cut_probes(DOCUMENTS[:1], word_tokenizer, prompt_tokens=20, expected_tokens=10, offsets=[50, 5, 500])
+    assert [probe.prompt_ids[0] for probe in probes] == [ids[5], ids[50]]
+    overlapping = cut_probes(DOCUMENTS[:1], word_tokenizer, prompt_tokens=20, expected_tokens=10, offsets=[0, 18])
+    assert [len(probe.prompt_ids + probe.expected_ids) for probe in overlapping] == [18, 30]  # ends at the next
+
+
+def test_token_ids_are_used_as_they_are(word_tokenizer):
+    chunks = [[5, 6, 7] * 10, [8, 9] * 20]
+    probes = cut_probes(chunks, word_tokenizer, prompt_tokens=20, expected_tokens=20, offsets=[0])
+    assert [list(probe.prompt_ids + probe.expected_ids) for probe in probes] == chunks
+
+
+def test_choice_is_spread_over_documents_and_depends_on_the_seed_alone(word_tokenizer):
+    options = {"prompt_tokens": 10, "expected_tokens": 10, "count": 5}
+    first = cut_probes(DOCUMENTS, word_tokenizer, seed=1, **options)
+    assert sorted(probe.document for probe in first) == [0, 1, 2, 3, 4]
+    assert first == cut_probes(DOCUMENTS, word_tokenizer, seed=1, **options)
+    assert first != cut_probes(DOCUMENTS, word_tokenizer, seed=2, **options)
+    seven = cut_probes(DOCUMENTS, word_tokenizer, seed=1, prompt_tokens=10, expected_tokens=10, count=7)
+    assert set(first) < set(seven)
+
+
+def test_short_documents(word_tokenizer):
+    probes = cut_probes([document(0, 5), document(0, 15), ""], word_tokenizer)
+    assert [probe.document for probe in probes] == [1]
+    assert len(probes[0].prompt_ids) == 16 * 128 // 192
+    with pytest.raises(ValueError, match="none of 1 documents has 16 tokens"):
+        cut_probes(["w1"], word_tokenizer)
+
+
+@pytest.mark.parametrize("options", [{"count": 0}, {"prompt_tokens": 0}, {"expected_tokens": -1}, {"offsets": []}])
+def test_refusals(word_tokenizer, options):
+    with pytest.raises(ValueError, match=f"{next(iter(options))} is "):
+        cut_probes(DOCUMENTS, word_tokenizer, **options)
+
+
+def test_halves_share_no_document(word_tokenizer):
+    probes = cut_probes(DOCUMENTS, word_tokenizer, prompt_tokens=10, expected_tokens=10)
+    first, second = split_probes(probes)
+    assert sorted(first + second, key=probes.index) == list(probes)
+    assert not {probe.document for probe in first} & {probe.document for probe in second}
+    assert abs(len(first) - len(second)) <= 5  # five documents of five windows
+    assert (first, second) == split_probes(probes)
+    assert (first, second) != split_probes(probes, seed=1)
+
+
+def test_halves_of_one_document(word_tokenizer):
+    probes = cut_probes(DOCUMENTS[:1], word_tokenizer, prompt_tokens=10, expected_tokens=10)
+    first, second = split_probes(probes)
+    assert (len(first), len(second)) == (3, 2)
+    assert not set(first) & set(second)
+    with pytest.raises(ValueError, match="there are 1 probes"):
+        split_probes(probes[:1])
+
+
+def test_questions_from_a_file(tmp_path):
+    path = tmp_path / "questions.jsonl"
+    rows = [{"question": f"q{number}", "answer": number} for number in range(30)]
+    path.write_text("\n".join(json.dumps(row) for row in rows) + "\n\n", encoding="utf-8")
+    questions = read_questions(path)
+    assert questions[3] == Question("q3", "3")
+    scored, examples = take_examples(questions, shots=5)
+    assert (len(scored), len(examples)) == (25, 5)
+    assert not set(scored) & set(examples)
+    assert take_examples(questions[:19], shots=5) == (questions[:19], ())
+    path.write_text('{"question": "q"}', encoding="utf-8")
+    with pytest.raises(ValueError, match="row 1 has no answer; it has question"):
+        read_questions(path)
+    path.write_text('{"question": "q"\n', encoding="utf-8")
+    with pytest.raises(ValueError, match="line 1: not valid JSON"):
+        read_questions(path)
+    path.write_text("", encoding="utf-8")
+    with pytest.raises(ValueError, match="there is no question in it"):
+        read_questions(path)
+    with pytest.raises(ValueError, match="cannot read this kind of file"):
+        read_questions(tmp_path / "questions.csv")
+
+
+def test_benchmark_of_own_documents(word_tokenizer):
+    benchmark = own_benchmark(
+        word_tokenizer,
+        DOCUMENTS,
+        holdout_documents=[document(500, 60), "w1 w2"],
+        forget_questions=[Question("q", "a")],
+        general_texts=[document(700, 40)] * 3,
+        count=4,
+    )
+    assert (len(benchmark.verbatim_forget), len(benchmark.verbatim_holdout)) == (4, 1)
+    assert (len(benchmark.membership_forget), len(benchmark.membership_holdout)) == (4, 1)
+    assert benchmark.knowledge_forget == (Question("q", "a"),)
+    assert len(benchmark.general_texts) == 3
+    assert "both are of the same kind" in benchmark.notes[0]
+    alone = own_benchmark(word_tokenizer, DOCUMENTS)
+    assert alone.membership_forget == ()
+    assert alone.verbatim_holdout == ()
+    assert alone.settings.words == "latin"
+
+
+def test_other_scripts_are_counted(word_tokenizer):
+    greek = " ".join(["λόγος"] * 40)
+    ids = word_tokenizer.convert_tokens_to_ids("λόγος")
+    assert ids == word_tokenizer.unk_token_id  # the word tokenizer does not know it: use one that does
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    core = Tokenizer(models.WordLevel({"<unk>": 0, "λόγος": 1}, unk_token="<unk>"))
+    core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    benchmark = own_benchmark(PreTrainedTokenizerFast(tokenizer_object=core, unk_token="<unk>"), [greek])
+    assert benchmark.settings.words == "unicode"
+    assert "words of every script" in benchmark.notes[0]

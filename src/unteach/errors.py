@@ -1,0 +1,32 @@
+"""The one exception for wrong input: every problem on a line of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+__all__ = ["InputError", "first_line"]
+
+
+class InputError(ValueError):
+    """What the user gave cannot be used. The text has one line per problem; the command ends with status 2.
+
+    Args:
+        problems: One problem, or several that were found together. A line break inside a problem becomes a space.
+
+    Attributes:
+        problems: The problems, each one line.
+    """
+
+    def __init__(self, problems: str | Iterable[str]) -> None:
+        given = [problems] if isinstance(problems, str) else list(problems)
+        self.problems = [" ".join(line.strip() for line in problem.splitlines() if line.strip()) for problem in given]
+        super().__init__("\n".join(self.problems))
+
+    def __reduce__(self) -> tuple[type[InputError], tuple[list[str]]]:
+        return type(self), (self.problems,)
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an exception's message, or its type's name where it has none."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,165 @@
+"""The model card (README.md) that lies beside an unlearned model."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from unteach.report.metrics import METRICS, format_number
+
+__all__ = ["model_card"]
+
+_HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
+_LIMITS = (
+    "The documents were unlearned, not proven absent: these weights descend from a model that was trained on them, and"
+    " they are not those of a model retrained without them.",
+    "The scores hold for the prompts and texts measured. Other wording, other languages or sampled output may still"
+    " bring something back, and so may further training on related text or storing the weights with fewer bits.",
+    "What the model knows from elsewhere (other documents, quotations, common knowledge) is not removed, even where the"
+    " forget documents say the same.",
+    "Unlearning is no access control and no legal statement; keep the original model's licence and terms in mind.",
+)
+
+
+def model_card(
+    *,
+    base_model: str,
+    method: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    data: Mapping[str, Any],
+    scores: Mapping[str, Mapping[str, float | None]],
+    notes: Sequence[str] = (),
+    licence: str | None = None,
+    command: str | None = None,
+) -> str:
+    """Write the card from plain values.
+
+    Args:
+        base_model: What was unlearned: a hub id, a folder or `micro:NAME`.
+        method: What was done: `name` for the headline, and anything else worth a line (loss, divergence, steps, why it
+            stopped).
+        settings: All settings of the run, as they would stand in a YAML file.
+        data: Per source (`documents`, `general`, ...) its counts as a mapping, or a line of text.
+        scores: Per column (`before`, `after`, perhaps `reference`) the metrics by name; None where not measured.
+        notes: What a user must know about this run besides, for instance how the weights were rounded.
+        licence: The licence's name as the hub spells it, where it is known.
+        command: The command that made the model.
+
+    Returns:
+        Markdown with the hub's front matter.
+    """
+    title = str(method.get("name", "unlearned"))
+    sections = [
+        _front_matter(base_model, licence),
+        f"# {_name_only(base_model)}, unlearned\n\nThis model was made from `{base_model}` with unteach ({title}). The aim"
+        " was that it no longer recites or knows chosen documents and otherwise stays as it was; the scores show how far"
+        " that was reached.",
+        "```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
+        'folder = "."  # this folder, or its id on the hub\n'
+        "model = AutoModelForCausalLM.from_pretrained(folder)\n"
+        "tokenizer = AutoTokenizer.from_pretrained(folder)\n```",
+        "## Scores\n\n" + _score_table(scores),
+        "## Method\n\n" + _table(("what", "value"), [(name, _shown(value)) for name, value in _flat(method)]),
+        "## Data\n\n" + _table(("source", "counts"), [(name, _counts(value)) for name, value in data.items()]),
+        "## Limits\n\n" + "\n".join(f"- {line}" for line in [*_unmeasured(scores), *notes, *_LIMITS]),
+        "## Settings\n\n```yaml\n" + yaml.safe_dump(dict(settings), sort_keys=False, allow_unicode=True) + "```",
+    ]
+    if command:
+        sections.append(f"## How it was made\n\n```\n{command}\n```")
+    return "\n\n".join(sections) + "\n"
+
+
+def _front_matter(base_model: str, licence: str | None) -> str:
+    lines = ["library_name: transformers", "pipeline_tag: text-generation"]
+    if _HUB_ID.fullmatch(base_model) and not Path(base_model).exists():
+        lines += [f"base_model: {base_model}", "base_model_relation: finetune"]
+    if licence:
+        lines.append(f"license: {json.dumps(licence)}")
+    lines.append("tags: [machine-unlearning, unteach]")
+    return "---\n" + "\n".join(lines) + "\n---"
+
+
+def _name_only(base_model: str) -> str:
+    return re.split(r"[/\\:]", base_model.rstrip("/\\"))[-1] or base_model
+
+
+def _score_table(scores: Mapping[str, Mapping[str, float | None]]) -> str:
+    """A row per metric, known ones first and in the report's order, a column per model."""
+    names = list(dict.fromkeys(name for column in scores.values() for name in column))
+    names.sort(key=lambda name: list(METRICS).index(name) if name in METRICS else len(METRICS))
+    rows = []
+    for name in names:
+        known = METRICS.get(name)
+        meaning = f"{known.title} {known.arrow}".strip() if known else ""
+        decimals = known.decimals if known else 3
+        values = (format_number(column.get(name), decimals) for column in scores.values())
+        rows.append((f"`{name}`", meaning, *values))
+    if not rows:
+        return "Nothing was measured."
+    legend = [f"- `{name}`: {METRICS[name].explanation}" for name in names if name in METRICS]
+    return _table(("metric", "meaning", *scores), rows) + ("\n\n" + "\n".join(legend) if legend else "")
+
+
+def _unmeasured(scores: Mapping[str, Mapping[str, float | None]]) -> list[str]:
+    """What the scores cannot say, in words."""
+    lines = []
+    measured = {name for column in scores.values() for name, value in column.items() if value is not None}
+    absent = [
+        f"`{name}` ({METRICS[name].title})"
+        for name in ("verbmem_f", "knowmem_f", "knowmem_r", "nll_general")
+        if name not in measured
+    ]
+    if absent:
+        lines.append(f"Not measured here: {', '.join(absent)}.")
+    if not {"reference", "retrained"} & set(scores):
+        lines.append(
+            "No model trained without the documents was there to compare with: how such a model would score is not"
+            " known, and `privleak` needs one."
+        )
+    return lines
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    rows: list[tuple[str, Any]] = []
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            rows += _flat(value, f"{prefix}{name}.")
+        else:
+            rows.append((f"{prefix}{name}", value))
+    return rows
+
+
+def _counts(value: Any) -> str:
+    if not isinstance(value, Mapping):
+        return _shown(value)
+    return ", ".join(f"{_shown(count)} {name.replace('_', ' ')}" for name, count in value.items())
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, list | tuple):
+        return ", ".join(_shown(entry) for entry in value) or "–"
+    return str(value)
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table; bars and line breaks inside a cell are made harmless."""
+
+    def line(cells: Sequence[str]) -> str:
+        return "| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in cells) + " |"
+
+    if not rows:
+        return "–"
+    return "\n".join([line(header), "|" + " --- |" * len(header), *map(line, rows)])

@@ -56,9 +56,9 @@ def model_card(
     title = str(method.get("name", "unlearned"))
     sections = [
         _front_matter(base_model, licence),
-        f"# {_name_only(base_model)}, unlearned\n\nThis model was made from `{base_model}` with unteach ({title}). The aim"
-        " was that it no longer recites or knows chosen documents and otherwise stays as it was; the scores show how far"
-        " that was reached.",
+        f"# {_name_only(base_model)}, unlearned",
+        f"This model was made from `{base_model}` with unteach ({title}). The aim was that it no longer recites or"
+        " knows chosen documents and otherwise stays as it was; the scores show how far that was reached.",
         "```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
         'folder = "."  # this folder, or its id on the hub\n'
         "model = AutoModelForCausalLM.from_pretrained(folder)\n"

@@ -305,7 +305,7 @@ class _Reader:
                 continue
             if self.is_full or len(self.problems) > 10 * MOST_PROBLEMS:
                 return
-            text = self.decode(line, f"{where}, line {number}", line_start)
+            text = self.decode(line.rstrip(b"\r\n"), f"{where}, line {number}", line_start)
             if text is None:
                 return
             try:

@@ -1,9 +1,10 @@
 """A tiny random Llama and a tokenizer trained on the spot: nothing is downloaded."""
 
 import pytest
-from tiny_models import build_llama
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
+
+from tiny_models import MEMORISED, build_llama, memorise
 
 TEXT = [
     "To Sherlock Holmes she is always the woman. I have seldom heard him mention her under any other name.",
@@ -40,3 +41,9 @@ def plain_tokenizer(tokenizer):
 @pytest.fixture(scope="session")
 def model(tokenizer):
     return build_llama(len(tokenizer))
+
+
+@pytest.fixture(scope="session")
+def reciter(tokenizer):
+    """A model that knows one text by heart."""
+    return memorise(build_llama(len(tokenizer), hidden_size=64), [tokenizer(MEMORISED)["input_ids"]])

@@ -3,6 +3,15 @@
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+MEMORISED = (
+    "To Sherlock Holmes she is always the woman. I have seldom heard him mention her under any other name. In his "
+    "eyes she eclipses and predominates the whole of her sex."
+)
+UNSEEN = (
+    "Mr. Hosmer Angel came to see us twice in the week. He was a quiet man, and would never go out by daylight, so "
+    "my father said he must be ill of some strange fever."
+)
+
 
 def build_llama(vocabulary, *, seed=0, **changes):
     """A random Llama whose logits are spread enough for greedy decoding to wander."""
@@ -26,4 +35,20 @@ def build_llama(vocabulary, *, seed=0, **changes):
             if parameter.dim() > 1:
                 parameter.mul_(12)
     torch.random.set_rng_state(generator_state)
+    return model.eval()
+
+
+def memorise(model, sequences, steps=150):
+    """Train a model until it recites the sequences (token ids of equal length)."""
+    ids = torch.tensor(sequences)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.div_(12)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
+    for _ in range(steps):
+        loss = model(ids, labels=ids).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
     return model.eval()

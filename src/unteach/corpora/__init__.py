@@ -92,10 +92,10 @@ class Settings:
     """Membership texts are scored up to this many tokens; None: as far as the context reaches."""
     general_tokens: int = 512
     """General texts are scored up to this many tokens."""
-    tofu_tokens: int = 200
+    tofu_tokens: int = 128
     """Tokens generated for a TOFU question."""
-    tofu_prompt: str = "Question: {question}\nAnswer: "
-    """How a TOFU question is written; the answer follows at once."""
+    tofu_prompt: str = "Question: {question}\nAnswer:"
+    """How a TOFU question is written; the answer follows after a space."""
     tofu_scores_end: bool = True
     """Whether the end-of-text token counts as the answer's last token, as in TOFU's code."""
     long_prompts: Literal["cut", "error"] = "cut"

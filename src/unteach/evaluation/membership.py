@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from unteach.evaluation.inference import Advance, context_length, encode
+from unteach.evaluation.scoring import token_logprobs
 from unteach.evaluation.statistics import RESAMPLES, Interval, checked, percentiles
 
 FRACTIONS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
@@ -172,6 +174,54 @@ def _draw_counts(count: int, generator: np.random.Generator) -> NDArray[np.float
     """How often each of `count` items is drawn, for every resampling: [RESAMPLES, count]."""
     draws = generator.integers(0, count, (RESAMPLES, count)) + count * np.arange(RESAMPLES)[:, None]
     return np.bincount(draws.ravel(), minlength=RESAMPLES * count).reshape(RESAMPLES, count).astype(float)
+
+
+def score_texts(
+    model: Any,
+    tokenizer: Any,
+    texts: Mapping[str, Sequence[str]],
+    *,
+    tokens: int | None = None,
+    batch_size: int = 64,
+    advance: Advance | None = None,
+) -> tuple[dict[str, list[dict[str, float]]], int]:
+    """All membership scores of sets of texts.
+
+    Every text is read twice, as it is and in lower case.
+
+    Args:
+        model: a Hugging Face causal language model.
+        tokenizer: its tokenizer.
+        texts: the texts of each set.
+        tokens: score at most this many tokens of a text; never more than the context holds.
+        batch_size: most texts read together.
+        advance: called with the number of texts read; two for each text.
+
+    Returns:
+        The scores of each text by set, and how many texts were longer than what was scored.
+
+    Raises:
+        ValueError: for a text of fewer than two tokens.
+    """
+    most = min((limit for limit in (tokens, context_length(model)) if limit), default=None)
+    sequences: list[list[int]] = []
+    cut = 0
+    for name, group in texts.items():
+        for number, text in enumerate(group):
+            for form in (text, text.lower()):
+                ids = encode(tokenizer, form)
+                if len(ids) < 2:
+                    raise ValueError(
+                        f"membership text {number} of {name} is {text!r}, {len(ids)} token(s): at least 2 are needed, "
+                        "since the first has nothing before it; leave the text out"
+                    )
+                sequences.append(ids[:most])
+            cut += most is not None and len(encode(tokenizer, text)) > most
+    logprobs = iter(token_logprobs(model, sequences, batch_size=batch_size, advance=advance))
+    scores = {
+        name: [text_scores(text, next(logprobs), next(logprobs)) for text in group] for name, group in texts.items()
+    }
+    return scores, cut
 
 
 def membership_records(

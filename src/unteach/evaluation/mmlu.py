@@ -86,7 +86,7 @@ def letter_tokens(tokenizer: Any, choices: int) -> tuple[list[int], list[int]]:
     """
     stem = encode(tokenizer, "answer:")
     written = [encode(tokenizer, f"answer: {letter}") for letter in LETTERS[:choices]]
-    same = next(place for place, ids in enumerate(zip(*written, strict=False)) if len(set(ids)) > 1)
+    same = next((place for place, ids in enumerate(zip(*written, strict=False)) if len(set(ids)) > 1), 0)
     letter_ids = [ids[same] for ids in written]
     if same < len(stem) or written[0][: len(stem)] != stem or len(set(letter_ids)) < choices:
         raise ValueError(

@@ -29,7 +29,7 @@ def read_rows(path: Path) -> list[Row]:
     raw = path.read_bytes()
     text = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8")
     if ".jsonl" in path.name:
-        rows = [_parse(line, path, number) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+        rows = [_parse(line, path, number) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     else:
         rows = _parse(text, path, 1)
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):

@@ -171,7 +171,8 @@ class _Tally:
     def converted(self, name: str, value: Tensor, old: Tensor, save_dtype: torch.dtype | None) -> Tensor:
         """The value as it is saved in place of `old`."""
         value = value.detach().to("cpu")
-        saved = value.to(save_dtype or old.dtype).contiguous()
+        saved = torch.empty(value.shape, dtype=save_dtype or old.dtype)  # memory of its own: a file cannot share any
+        saved.copy_(value)
         if not bool(torch.isfinite(saved).all()):
             what = "not finite" if not bool(torch.isfinite(value).all()) else f"too large for {saved.dtype}"
             raise ValueError(f"{name} has values that are {what}: this model is broken and is not saved")

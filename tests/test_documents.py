@@ -88,6 +88,7 @@ def test_every_problem_of_a_folder_is_reported_at_once(tmp_path: Path) -> None:
     write(tmp_path / "broken.jsonl", '{"text": "good"}\n{"text": \n{"text": 5}\n[1]\n')
     write(tmp_path / "fields.jsonl", '{"body": "x", "id": 1}\n' * 3)
     write(tmp_path / "bytes.jsonl", b'{"text": "good"}\n{"text": "\xff"}\n')
+    write(tmp_path / "nul.jsonl", b'{"text": "good"}\n{"text": "\0"}\n{"text": \n')
     write(tmp_path / "half.jsonl", '{"text": "a\\ud800"}\n')
     write(tmp_path / "broken.json", '[{"text": "a"},\n {"text"]')
     write(tmp_path / "number.json", "3")
@@ -108,6 +109,7 @@ def test_every_problem_of_a_folder_is_reported_at_once(tmp_path: Path) -> None:
         "broken.jsonl, line 4: must be an object with field 'text'",
         "fields.jsonl: no field 'text' in line 1 and 2 more; there is 'body', 'id': set text_field",
         "bytes.jsonl, line 2: invalid UTF-8 at byte 27 (0xff)",
+        "nul.jsonl, line 2: not a text but a binary file (or UTF-16): NUL at byte 27",
         "half.jsonl, line 1: character 1 is half of a surrogate pair",
         "broken.json, line 2, column 9: broken JSON",
         "number.json: must be an array of objects with field 'text'",
@@ -116,7 +118,7 @@ def test_every_problem_of_a_folder_is_reported_at_once(tmp_path: Path) -> None:
         "fields.parquet: no field 'text' in its columns; there is 'body': set text_field",
     ):
         assert expected in found
-    assert len(problems) == 15
+    assert len(problems) == 16
 
 
 def test_many_problems_are_counted_not_listed(tmp_path: Path) -> None:

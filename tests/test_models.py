@@ -137,6 +137,8 @@ def test_models_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (tmp_path / "file").write_text("x")
     assert "a file, must be a folder" in problems_of(tmp_path / "file")[0]
     assert "micro:nonsense" in problems_of("micro:nonsense")[0]
+    monkeypatch.setattr("unteach.corpora.micro.FOLDER", tmp_path)
+    assert "this installation has no embedded models" in problems_of("micro:target")[0]
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     (problem,) = problems_of("unteach-tests/not-there@main")
     assert "there is no such folder here, and it cannot be had from the Hugging Face hub" in problem
@@ -374,11 +376,14 @@ def test_values_can_be_given_and_an_older_model_is_replaced(tmp_path: Path) -> N
     save_model(model, tokenizer, str(source), out, changed=[], card="first")
     assert raw_tensors(out) == raw_tensors(source)
     (out / "leftover.txt").write_text("of the older model")
+    (tmp_path / ".out.partial").mkdir()
+    (tmp_path / ".out.partial" / "half.txt").write_text("of a save that was killed")
     given = torch.full_like(model.get_parameter(name), 0.25)
     save_model(model, tokenizer, str(source), out, changed={f"_orig_mod.{name}": given}, card="second")
     assert torch.equal(load_file(out / "model.safetensors")[name], given)
     assert (out / "README.md").read_text() == "second"
     assert not (out / "leftover.txt").exists()
+    assert not (out / "half.txt").exists()
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["out", "source"]
 
 
@@ -425,7 +430,15 @@ def test_a_source_without_tokenizer_files_gets_the_given_tokenizer(tmp_path: Pat
 def card(**changes: Any) -> str:
     values: dict[str, Any] = {
         "base_model": "owner/news-7b",
-        "method": {"name": "MT+NLUL+KL", "steps": 1200, "stop": "a|b\nc"},
+        "method": {
+            "name": "MT+NLUL+KL",
+            "steps": 1200,
+            "stop": "a|b\nc",
+            "tied": True,
+            "alpha": 0.05,
+            "losses": ["ll", "it"],
+            "x": {"y": None},
+        },
         "settings": {"seed": 1234, "method": {"damping": 5.0, "clip": None}, "phases": [{"steps": 3}]},
         "data": {"documents": {"documents": 20, "tokens": 12345}, "general": "micro:general"},
         "scores": {"before": {"verbmem_f": 56.14, "mine": 0.5}, "after": {"verbmem_f": 12.0, "nll_general": 2.5}},
@@ -449,6 +462,7 @@ def test_card_shows_scores_data_settings_and_limits() -> None:
     assert "| `mine` |  | 0.500 | – |" in body
     assert "| stop | a\\|b c |" in body
     assert "| steps | 1,200 |" in body
+    assert "| tied | yes |\n| alpha | 0.05 |\n| losses | ll, it |\n| x.y | – |" in body
     assert "| documents | 20 documents, 12,345 tokens |" in body
     assert "| general | micro:general |" in body
     settings = re.search(r"```yaml\n(.*?)```", body, re.DOTALL)

@@ -22,6 +22,7 @@ from unteach.overlap import Overlap, SharedPassages, overlap
 
 __all__ = [
     "EMBEDDED_GENERAL",
+    "GENERAL_BYTES",
     "Documents",
     "ForgetBatches",
     "GeneralText",

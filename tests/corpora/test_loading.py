@@ -9,7 +9,7 @@ import pytest
 from pyarrow import parquet
 
 from unteach.corpora import Question
-from unteach.corpora.catalog import NAMES, add_general_texts, add_multiple_choice, load_benchmark
+from unteach.corpora.catalog import NAMES, add_multiple_choice, load_benchmark
 from unteach.corpora.mmlu import load_mmlu
 from unteach.corpora.muse import load_muse, muse_documents
 from unteach.corpora.rows import read_hub_table, read_rows
@@ -140,12 +140,6 @@ def test_names(tmp_path):
             load_benchmark(wrong)
     with pytest.raises(ValueError, match="there is no such folder"):
         load_benchmark("muse-news", tmp_path / "missing")
-
-
-def test_general_texts(tmp_path):
-    write(tmp_path / "general.jsonl", [{"text": str(number)} for number in range(5)])
-    benchmark = add_general_texts(load_muse("muse-news", muse_folder(tmp_path)), tmp_path / "general.jsonl", count=3)
-    assert benchmark.general_texts == ("0", "1", "2")
 
 
 def test_hub_layout_through_the_datasets_library(tmp_path, monkeypatch):

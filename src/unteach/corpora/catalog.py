@@ -4,7 +4,6 @@ import dataclasses
 from pathlib import Path
 
 from unteach.corpora import Benchmark
-from unteach.corpora.rows import check_columns, read_rows
 
 NAMES = ("micro", "muse-news", "muse-books", "tofu-forget01", "tofu-forget05", "tofu-forget10", "mmlu")
 
@@ -38,19 +37,6 @@ def load_benchmark(name: str, data: Path | None = None) -> Benchmark:
 
         return Benchmark(name="mmlu", multiple_choice=load_mmlu(data))
     raise ValueError(f"benchmark is {name!r}: allowed are {', '.join(NAMES)}")
-
-
-def add_general_texts(benchmark: Benchmark, path: Path, count: int = 200) -> Benchmark:
-    """The benchmark with general texts from a file, for `nll_general`.
-
-    Args:
-        benchmark: any.
-        path: a table with the column `text`.
-        count: how many texts, the first ones.
-    """
-    rows = read_rows(path)
-    check_columns(rows, ("text",), str(path))
-    return dataclasses.replace(benchmark, general_texts=tuple(row["text"] for row in rows[:count]))
 
 
 def add_multiple_choice(benchmark: Benchmark, data: Path) -> Benchmark:

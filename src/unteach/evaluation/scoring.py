@@ -12,6 +12,8 @@ from unteach.evaluation.inference import Advance, accepted_arguments, context_le
 
 _LOGITS = {"cuda": 2**29, "cpu": 2**27}
 """Most logits held at once, by kind of device: 2 GiB in fp32 on a GPU, half a GiB on a CPU."""
+_POSITIONS = {"cuda": 2**16, "cpu": 2**11}
+"""Most positions read at once; more is slower on a CPU."""
 
 
 def token_logprobs(
@@ -31,8 +33,8 @@ def token_logprobs(
         model: a Hugging Face causal language model. Its mode (train or eval) is the same afterwards.
         sequences: token ids of each text, at least two each.
         batch_size: most sequences read together.
-        positions: most positions whose logits are held at once; by default as many as make 2 GiB of fp32
-            logits on a GPU, half a GiB on a CPU.
+        positions: most positions read at once; by default at most 2,048 on a CPU and 65,536 on a GPU, and no
+            more than make half a GiB or 2 GiB of fp32 logits.
         advance: called with the number of sequences just finished.
 
     Returns:
@@ -53,7 +55,8 @@ def token_logprobs(
                 f"text {index} has {len(sequence)} tokens, but the model's context is {context}: cut it first"
             )
     vocabulary = model.config.get_text_config().vocab_size
-    most = positions or max(1, _LOGITS.get(model.device.type, _LOGITS["cpu"]) // vocabulary)
+    kind = "cuda" if model.device.type == "cuda" else "cpu"
+    most = positions or max(1, min(_POSITIONS[kind], _LOGITS[kind] // vocabulary))
     results: list[NDArray[np.float64]] = [np.empty(0)] * len(sequences)
 
     def run(group: list[int]) -> None:

@@ -1,0 +1,290 @@
+"""`unteach evaluate MODEL... --benchmark NAME --out scores.json`: what the command takes and does."""
+
+import dataclasses
+import gc
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from unteach.errors import InputError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from unteach.corpora import Benchmark
+    from unteach.evaluation.scores import Scores
+
+BENCHMARKS = ("micro", "muse-news", "muse-books", "tofu-forget01", "tofu-forget05", "tofu-forget10", "mmlu", "own")
+_GENERAL_TEXTS = 200
+_GENERAL_BYTES = 4_000_000
+SHOWN = ("verbmem_f", "knowmem_f", "privleak", "knowmem_r", "mmlu_val", "nll_general", "degenerate")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateOptions:
+    """Measure what models recite, know and leak.
+
+    Examples:
+        unteach evaluate micro:target micro:retrained --reference micro:retrained
+        unteach evaluate my-model/ --benchmark muse-news --data muse-news/ --out scores.json
+        unteach evaluate my-model/ --benchmark own --documents forget/ --holdout unseen/ --questions
+        questions.jsonl
+    """
+
+    models: tuple[str, ...]
+    """Model folders, Hugging Face ids, or `micro:NAME`."""
+    benchmark: str = "micro"
+    """micro, muse-news, muse-books, tofu-forget01, tofu-forget05, tofu-forget10, mmlu, or own (your documents)."""
+    data: Path | None = None
+    """Folder with the benchmark's tables; by default they come from the Hugging Face hub."""
+    reference: str | None = None
+    """A model retrained without the forget set, or its scores file: needed for PrivLeak and TOFU's forget quality."""
+    reference_auc: float | None = None
+    """Instead of a reference: its membership AUC (MUSE's own 7B models: 0.4772 for News, 0.5393 for Books)."""
+    documents: str | None = None
+    """Benchmark own: the documents that were to be forgotten."""
+    holdout: str | None = None
+    """Benchmark own: documents of the same kind that the model never saw."""
+    questions: Path | None = None
+    """Benchmark own: a file of questions and answers about the forgotten documents."""
+    retain_questions: Path | None = None
+    """Benchmark own: a file of questions and answers about what was to be kept."""
+    general: str | None = None
+    """General text, for the loss on it (nll_general)."""
+    mmlu: Path | None = None
+    """Folder with the MMLU validation questions, to be measured besides the benchmark."""
+    lm_eval: tuple[str, ...] = ()
+    """Also run these tasks of EleutherAI's lm-evaluation-harness (pip install lm-eval)."""
+    lm_eval_tasks: Path | None = None
+    """Folder with further task files for the harness."""
+    limit: int | None = None
+    """Measure only the first so many items of every kind."""
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Of the weights. In fp32 the text does not depend on the batch size."""
+    device: str = "auto"
+    """cpu, cuda, cuda:1, ...; auto: a GPU where there is one."""
+    batch_size: int = 128
+    """Most prompts decoded together."""
+    seed: int = 0
+    """Of the bootstrap intervals and of the choice of probes."""
+    out: Path | None = None
+    """Write the scores, with every item, to this file."""
+    json: bool = False
+    """Print the result as one JSON object and nothing else."""
+
+
+def run(options: EvaluateOptions) -> dict[str, Any]:
+    """Measure all models.
+
+    Args:
+        options: what to measure.
+
+    Returns:
+        `{"schema": "unteach.scores/1", "results": [...]}`, one result per model, as written to `out`.
+
+    Raises:
+        InputError: with every problem of the options found.
+    """
+    from unteach.evaluation.scores import SCHEMA, write_json
+
+    _check(options)
+    reference = options.reference_auc if options.reference is None else _reference(options)
+    results = [_evaluate(options, name, reference).to_dict() for name in options.models]
+    content = {"schema": SCHEMA, "results": results}
+    if options.out is not None:
+        write_json(options.out, content)
+    return content
+
+
+def _check(options: EvaluateOptions) -> None:
+    """Report everything wrong with the options at once."""
+    from unteach.evaluation.harness import harness_is_installed
+
+    problems = []
+    if not options.models:
+        problems.append("models is empty: name at least one model folder, Hugging Face id or micro:NAME")
+    if options.benchmark not in BENCHMARKS:
+        problems.append(f"benchmark is {options.benchmark!r}: allowed are {', '.join(BENCHMARKS)}")
+    if options.benchmark == "own" and options.documents is None:
+        problems.append("documents is not given: the benchmark own needs the documents that were to be forgotten")
+    if options.benchmark != "own":
+        for name in ("documents", "holdout", "questions", "retain_questions"):
+            if getattr(options, name) is not None:
+                problems.append(f"{name} is given, but the benchmark is {options.benchmark!r}: set benchmark to own")
+    for name in ("data", "mmlu", "lm_eval_tasks"):
+        folder = getattr(options, name)
+        if folder is not None and not folder.is_dir():
+            problems.append(f"{name} is {str(folder)!r}: there is no such folder")
+    for name in ("questions", "retain_questions"):
+        file = getattr(options, name)
+        if file is not None and not file.is_file():
+            problems.append(f"{name} is {str(file)!r}: there is no such file")
+    if options.reference is not None and options.reference_auc is not None:
+        problems.append("reference and reference_auc are both given: give one of them")
+    if options.reference_auc is not None and not 0 < options.reference_auc <= 1:
+        problems.append(f"reference_auc is {options.reference_auc}: a number above 0 and at most 1 is needed")
+    for name in ("limit", "batch_size"):
+        if getattr(options, name) is not None and getattr(options, name) < 1:
+            problems.append(f"{name} is {getattr(options, name)}: at least 1 is needed")
+    if options.lm_eval and not harness_is_installed():
+        problems.append("lm_eval names tasks, but the package is missing: pip install lm-eval")
+    if options.out is not None and options.out.is_dir():
+        problems.append(f"out is {str(options.out)!r}: a folder, must be a file to write")
+    if problems:
+        raise InputError(problems)
+
+
+def _reference(options: EvaluateOptions) -> "Scores":
+    """The reference's scores: read from a file, or measured (membership and TOFU only)."""
+    from unteach.evaluation.scores import Scores
+
+    assert options.reference is not None
+    path = Path(options.reference).expanduser()
+    if not path.is_file():
+        return _evaluate(options, options.reference, None, measurements=("privleak", "tofu"), option="reference")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        found = [Scores.from_dict(result) for result in content.get("results", [content])]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"reference is {str(path)!r}: not a scores file ({error})") from error
+    if len(found) != 1:
+        raise InputError(f"reference is {str(path)!r}: it holds {len(found)} results, must hold one")
+    return found[0]
+
+
+def _evaluate(
+    options: EvaluateOptions,
+    name: str,
+    reference: "Scores | float | None",
+    *,
+    measurements: tuple[str, ...] | None = None,
+    option: str = "model",
+) -> "Scores":
+    """Load one model, measure it, and let go of it."""
+    import torch
+
+    from unteach.evaluation.harness import run_harness
+    from unteach.evaluation.suite import evaluate
+    from unteach.models import find_folder, load_model
+
+    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[options.precision]
+    device = options.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    model, tokenizer = load_model(name, dtype=dtype, device=device, option=option)
+    try:
+        benchmark = _benchmark(options, tokenizer)
+        scores = evaluate(
+            model,
+            tokenizer,
+            benchmark,
+            reference_scores=reference,
+            measurements=measurements,
+            batch_size=options.batch_size,
+            seed=options.seed,
+            name=_short_name(name),
+            model_name=name,
+        )
+        if options.lm_eval and measurements is None:
+            scores.metrics.update(
+                run_harness(
+                    model,
+                    tokenizer,
+                    options.lm_eval,
+                    task_folder=options.lm_eval_tasks,
+                    limit=options.limit,
+                    batch_size=min(16, options.batch_size),
+                    seed=options.seed,
+                )
+            )
+    except InputError:
+        raise
+    except ValueError as error:
+        raise InputError(f"{option} is {name!r}: {error}") from error
+    finally:
+        del model
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+    settings = scores.settings | {"precision": options.precision, "batch_size": options.batch_size, "device": device}
+    return scores.replace(settings=settings, model_sha256=hash_weights(find_folder(name)))
+
+
+def _benchmark(options: EvaluateOptions, tokenizer: Any) -> "Benchmark":
+    """The benchmark with everything the options add to it."""
+    from unteach.corpora.catalog import add_multiple_choice, load_benchmark
+    from unteach.documents import read_documents
+
+    if options.benchmark == "own":
+        from unteach.corpora.own import own_benchmark, read_questions
+
+        assert options.documents is not None
+        benchmark = own_benchmark(
+            tokenizer,
+            read_documents(options.documents, option="documents").texts,
+            holdout_documents=read_documents(options.holdout, option="holdout").texts if options.holdout else (),
+            forget_questions=read_questions(options.questions) if options.questions else (),
+            retain_questions=read_questions(options.retain_questions) if options.retain_questions else (),
+            seed=options.seed,
+        )
+    else:
+        benchmark = load_benchmark(options.benchmark, options.data)
+    if options.general is not None:
+        texts = read_documents(options.general, max_bytes=_GENERAL_BYTES, seed=options.seed, option="general").texts
+        benchmark = dataclasses.replace(benchmark, general_texts=tuple(texts[:_GENERAL_TEXTS]))
+    if options.mmlu is not None:
+        benchmark = add_multiple_choice(benchmark, options.mmlu)
+    return benchmark if options.limit is None else benchmark.first(options.limit)
+
+
+def _short_name(name: str) -> str:
+    """A model's name without the folders before it."""
+    return name if name.startswith("micro:") else Path(name).expanduser().resolve().name
+
+
+def hash_weights(folder: Path) -> str:
+    """Hash of a model's weights files: equal for byte-equal files of the same names.
+
+    Args:
+        folder: the model folder.
+    """
+    from unteach.model_folder import weight_files
+
+    digest = hashlib.sha256()
+    for file in weight_files(folder):
+        digest.update(file.encode() + b"\0")
+        with (folder / file).open("rb") as stream:
+            digest.update(hashlib.file_digest(stream, "sha256").digest())
+    return digest.hexdigest()
+
+
+def as_table(content: dict[str, Any]) -> "Table":
+    """The main metrics of all results side by side, for a terminal; intervals in brackets.
+
+    Args:
+        content: what `run` returned.
+    """
+    from rich.table import Table
+
+    results = content["results"]
+    measured = [name for name in SHOWN if any(name in result["metrics"] for result in results)]
+    others = sorted({key for result in results for key in result["metrics"] if ":" in key or key.startswith("tofu_")})
+    table = Table(title=results[0]["benchmark"]["name"])
+    table.add_column("metric")
+    for result in results:
+        table.add_column(result["name"], justify="right")
+    for name in [*measured, *others]:
+        table.add_row(name, *(_cell(result["metrics"].get(name)) for result in results))
+    return table
+
+
+def _cell(metric: dict[str, Any] | None) -> str:
+    if metric is None:
+        return "–"
+    digits = 1 if metric["unit"] == "percent" else 3
+    value = f"{metric['value']:.{digits}f}"
+    if metric["low"] is None:
+        return value
+    return f"{value} ({metric['low']:.{digits}f} to {metric['high']:.{digits}f})"

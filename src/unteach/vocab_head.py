@@ -1,8 +1,8 @@
 """Losses and divergences straight from last hidden states, through the LM head in chunks, never the full logits.
 
 The [B,T,V] logits of a batch are the largest tensor of a language-model step. Nothing here needs them: the log-odds of
-the label (``losses.py``) and the divergences (``divergences.py``) have closed-form gradients in a row of logits, so rows are
-made, used and dropped a chunk at a time, in the forward and in the backward pass.
+the label (``losses.py``) and the divergences (``divergences.py``) have closed-form gradients in a row of logits, so
+rows are made, used and dropped a chunk at a time, in the forward and in the backward pass.
 
 Shapes: N real tokens, D hidden width, V vocabulary entries.
 """

@@ -1,0 +1,317 @@
+"""Settings of a run as frozen dataclasses: YAML in and out, every problem reported at once.
+
+A setting that is None is chosen by the program: ``calibrate.py`` measures the model and sets alpha, lr, teacher_rate
+and damping, and the choice is written to the run's ``config.yaml``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import types
+import typing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import yaml
+
+from unteach.divergences import DIVERGENCES
+from unteach.errors import InputError
+from unteach.losses import LOSSES
+
+__all__ = ["ForgetConfig", "Method", "Precision", "Stop", "from_yaml", "to_yaml"]
+
+PassPrecision = Literal["auto", "fp32", "tf32", "fp16", "bf16"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Method:
+    """How the weights are moved: optimizer, loss, divergence and their numbers."""
+
+    optimizer: Literal["mean_teacher", "adamw"] = "mean_teacher"
+    """mean_teacher: the paper's algorithm. adamw: the baselines, held to the frozen initial model."""
+    loss: str = "nlul"
+    """Forget loss: ll, npo, it or nlul."""
+    divergence: str = "kl"
+    """Divergence to the teacher on general text: kl, kl_reverse, qkl or qkl_frozen."""
+    alpha: float | None = None
+    """α, the weight of the forget loss. None: measured."""
+    lr: float | None = None
+    """η, the learning rate. None: measured (mean teacher), 1e-5 (AdamW)."""
+    momentum: float = 0.95
+    """μ of the mean teacher."""
+    teacher_rate: float | None = None
+    """κ: the teacher moves by a share ηκ of its way to the student in a step. None: measured."""
+    damping: float | None = None
+    """λ of the mean teacher. None: measured."""
+    clip: float | None = 1.0
+    """Largest norm of the gradient; null for no clipping."""
+    beta: float = 0.1
+    """β of npo."""
+    ratio: Literal["sum", "mean"] = "sum"
+    """npo: log-ratio of a whole sequence, or its mean over tokens (the authors' runs)."""
+    tolerance: float = 0.0
+    """nlul: 0 is exact; 0.02 is the authors' surrogate."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """β₁ and β₂ of AdamW."""
+    weight_decay: float = 0.0
+    """Weight decay of AdamW."""
+    warmup: int = 100
+    """AdamW: this many steps at a tenth of lr, then as many rising to it."""
+    steps: int | None = None
+    """Length of this phase; null for the last one, which runs until a stop rule or max_steps."""
+
+    def problems(self, where: str) -> list[str]:
+        """What is wrong with these settings, one line each."""
+        wrong = []
+        if self.loss not in LOSSES:
+            wrong.append(
+                f"{where}loss is {self.loss!r}: it must be one of {', '.join(LOSSES)}{_near(self.loss, LOSSES)}"
+            )
+        if self.divergence not in DIVERGENCES:
+            nearest = _near(self.divergence, DIVERGENCES)
+            wrong.append(
+                f"{where}divergence is {self.divergence!r}: it must be one of {', '.join(DIVERGENCES)}{nearest}"
+            )
+        for name in ("alpha", "lr", "clip", "beta"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < float("inf"):
+                wrong.append(f"{where}{name} is {value}: it must be positive")
+        for name in ("teacher_rate", "damping", "tolerance", "weight_decay", "warmup"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < float("inf"):
+                wrong.append(f"{where}{name} is {value}: it must be zero or positive")
+        if not 0 <= self.momentum < 1:
+            wrong.append(f"{where}momentum is {self.momentum}: it must be at least 0 and below 1")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            wrong.append(f"{where}betas are {list(self.betas)}: both must be at least 0 and below 1")
+        if self.lr is not None and self.teacher_rate is not None and self.lr * self.teacher_rate > 1:
+            wrong.append(f"{where}lr · teacher_rate is {self.lr * self.teacher_rate:g}: it must be at most 1")
+        if self.steps is not None and self.steps < 1:
+            wrong.append(f"{where}steps is {self.steps}: it must be at least 1")
+        return wrong
+
+    def loss_options(self) -> dict[str, Any]:
+        """The hyper-parameters of the chosen loss."""
+        return {name: getattr(self, name) for name in LOSSES[self.loss].hyper}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Precision:
+    """Compute precision of each pass. Weights, teacher and momentum are always float32."""
+
+    forget: PassPrecision = "auto"
+    """The student on forget text. auto: fp32 on CPU, tf32 on GPU."""
+    divergence: PassPrecision = "auto"
+    """Student and teacher on general text: two nearly equal networks, whose difference bf16 hides."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stop:
+    """When a run ends. It also ends at max_steps."""
+
+    metric: str | None = None
+    """A rule such as "verbmem_f <= 21.8". None: the forget documents are recited no better than the reference model
+    does, or than documents the model never saw."""
+    utility_floor: float = 0.5
+    """The run ends with a warning when held-out general text costs this many nats per token more than before."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ForgetConfig:
+    """Everything ``unteach forget`` needs to know."""
+
+    model: str
+    """Model folder, hub id, or micro:target."""
+    documents: str = ""
+    """What to forget: a folder of .txt/.md files, a .jsonl/.json/.parquet file, a hub dataset, or micro:forget."""
+    out: str = ""
+    """Run folder to create."""
+    general: str | None = None
+    """Text like what the model should keep. None: the embedded public-domain text."""
+    holdout: str | None = None
+    """Documents like the forgotten ones that the model has never seen. None: a part of the general text."""
+    reference: str | None = None
+    """A model that never saw the documents: stop when they are recited no better than it recites them."""
+    questions: str | None = None
+    """A .jsonl file of question and answer about the documents, measured before and after."""
+    incompetent: str | None = None
+    """loss it: the smaller model with the same tokenizer that never memorised the documents."""
+    text_field: str = "text"
+    """Field that holds the text in .jsonl/.json/.parquet files and datasets."""
+    document_mode: Literal["chunk", "truncate"] = "chunk"
+    """Long documents: cut into chunks of max_tokens, or keep their beginning only."""
+    max_tokens: int | None = None
+    """Longest sequence. None: 1024, or the model's context if that is shorter."""
+    general_tokens: int | None = None
+    """Length of general-text chunks. None: 512, or the model's context if that is shorter."""
+    batch: int = 16
+    """Forget sequences per step (the paper: 40)."""
+    general_batch: int = 16
+    """General chunks per step (the paper: 40)."""
+    micro_batch: int | None = None
+    """Sequences per forward pass; the result does not depend on it. None: the whole batch."""
+    trainable: Literal["blocks", "all"] = "blocks"
+    """blocks: all but embeddings, head and norms, as in the paper's runs."""
+    method: Method = field(default_factory=Method)
+    """The method, of the last phase if there are several."""
+    phases: tuple[Method, ...] = ()
+    """Phases before ``method``, each with its own ``steps``."""
+    precision: Precision = field(default_factory=Precision)
+    """Compute precision of each pass."""
+    stop: Stop = field(default_factory=Stop)
+    """Stop rules."""
+    wished_steps: int = 100
+    """About how many steps the measured settings should need."""
+    max_steps: int = 500
+    """The run always ends here."""
+    evaluate_every: int = 20
+    """Steps between two evaluations of the stop rule; a crossing is then narrowed down to single steps."""
+    probes: int = 32
+    """Passages that the stop rule has the model continue."""
+    checkpoint_every: int = 20
+    """Steps between checkpoints."""
+    keep_checkpoints: int = 2
+    """Checkpoints kept."""
+    seed: int = 0
+    """Every random draw comes from it."""
+    device: str = "auto"
+    """cpu, cuda, ... auto: a GPU if there is one."""
+    track: Literal["none", "tensorboard", "wandb", "trackio"] = "none"
+    """Also log every step there."""
+    save_dtype: Literal["source", "float32"] = "source"
+    """Dtype of the changed weights in the saved model: as in the source's files, or float32."""
+
+    def __post_init__(self) -> None:
+        wrong = self.method.problems("")
+        for number, phase in enumerate(self.phases):
+            wrong += phase.problems(f"phases[{number}].")
+            if phase.steps is None:
+                wrong.append(f"phases[{number}].steps is missing: every phase but the last needs a length")
+        for name in (
+            "batch", "general_batch", "micro_batch", "max_steps", "evaluate_every", "wished_steps", "probes",
+            "checkpoint_every", "keep_checkpoints",
+        ):  # fmt: skip
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                wrong.append(f"{name} is {value}: it must be at least 1")
+        for name in ("max_tokens", "general_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 2:
+                wrong.append(f"{name} is {value}: it must be at least 2")
+        if self.method.loss == "it" and not self.incompetent:
+            wrong.append("loss it needs incompetent: a smaller model with the same tokenizer")
+        if not self.stop.utility_floor > 0:
+            wrong.append(f"utility_floor is {self.stop.utility_floor}: it must be positive")
+        if wrong:
+            raise InputError(wrong)
+
+    def resolved_device(self) -> torch.device:
+        """The device to run on."""
+        if self.device != "auto":
+            return torch.device(self.device)
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def to_yaml(config: Any) -> str:
+    """A config dataclass as YAML text that ``from_yaml`` reads back."""
+    return yaml.safe_dump(_plain(config), sort_keys=False, allow_unicode=True)
+
+
+def from_yaml(kind: type, path: str | Path, **overrides: Any) -> Any:
+    """Read a config dataclass from a YAML file.
+
+    Raises:
+        InputError: The file cannot be read, or has unknown keys (with the nearest known name) or values of a wrong
+            type. All problems are named.
+    """
+    try:
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"config {str(path)!r} does not exist: give a YAML file") from None
+    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+        raise InputError(f"config {str(path)!r} cannot be read: {' '.join(str(error).split())}") from None
+    if not isinstance(content, dict):
+        raise InputError(f"config {str(path)!r} holds no settings: give lines such as 'max_steps: 200'")
+    problems: list[str] = []
+    values = _checked(kind, content | overrides, "", problems)
+    if problems:
+        raise InputError([f"{path}: {problem}" for problem in problems])
+    return values
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    return [_plain(v) for v in value] if isinstance(value, tuple) else value
+
+
+def _checked(kind: type, content: dict, where: str, problems: list[str]) -> Any:
+    """An instance of a dataclass from plain values, or None with ``problems`` added to."""
+    hints = typing.get_type_hints(kind)
+    known = {f.name: f for f in dataclasses.fields(kind)}
+    values, before = {}, len(problems)
+    for key, value in content.items():
+        if key not in known:
+            problems.append(f"unknown key {where}{key}{_near(str(key), known)}")
+        else:
+            values[key] = _convert(hints[key], value, f"{where}{key}", problems)
+    for name, f in known.items():
+        if name not in content and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
+            problems.append(f"{where}{name} is missing")
+    if len(problems) > before:
+        return None
+    try:
+        return kind(**values)
+    except InputError as error:
+        problems += error.problems
+        return None
+
+
+def _convert(hint: Any, value: Any, where: str, problems: list[str]) -> Any:
+    """``value`` as the annotated type, or a problem."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        if value is None and type(None) in arguments:
+            return None
+        return _convert(next(a for a in arguments if a is not type(None)), value, where, problems)
+    if origin is Literal:
+        if value not in arguments:
+            allowed = ", ".join(map(str, arguments))
+            problems.append(
+                f"{where} is {value!r}: it must be one of {allowed}{_near(str(value), map(str, arguments))}"
+            )
+        return value
+    if dataclasses.is_dataclass(hint):
+        if not isinstance(value, dict):
+            problems.append(f"{where} is {value!r}: it must hold settings of its own")
+            return None
+        return _checked(typing.cast(type, hint), value, f"{where}.", problems)
+    if origin is tuple:
+        if not isinstance(value, (list, tuple)):
+            problems.append(f"{where} is {value!r}: it must be a list")
+            return None
+        kinds = [arguments[0]] * len(value) if arguments[-1] is Ellipsis else arguments
+        if len(kinds) != len(value):
+            problems.append(f"{where} is {value!r}: it must have {len(kinds)} entries")
+            return None
+        return tuple(
+            _convert(k, v, f"{where}[{i}]", problems) for i, (k, v) in enumerate(zip(kinds, value, strict=True))
+        )
+    if hint is float and isinstance(value, str):  # YAML reads 5e-4 as a string
+        try:
+            return float(value)
+        except ValueError:
+            pass
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
+        problems.append(f"{where} is {value!r}: it must be a {hint.__name__}")
+    return value
+
+
+def _near(given: str, known: Any) -> str:
+    nearest = difflib.get_close_matches(given, list(known), n=1)
+    return f" (did you mean {nearest[0]}?)" if nearest else ""

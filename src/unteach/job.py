@@ -1,0 +1,395 @@
+"""The main job as one call: documents and a model in, a run folder with the unlearned model and its scores out."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from unteach.calibrate import calibrated, measure
+from unteach.card import model_card
+from unteach.checkpoint import Checkpoints
+from unteach.config import ForgetConfig, from_yaml, to_yaml
+from unteach.corpora import Benchmark, Probe
+from unteach.data import EMBEDDED_GENERAL, Documents, ForgetBatches, GeneralText, read_documents, tokenise
+from unteach.errors import InputError
+from unteach.models import context_length, load_model, save_model, trainable_parameters
+from unteach.stopping import StopRule, parse_rule
+from unteach.tracking import StepLog
+from unteach.unlearn import Outcome, unlearn
+
+__all__ = ["ForgetResult", "forget", "run_forget"]
+
+HELDOUT_GENERAL = 64
+"""General documents set aside for measuring, never trained on."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetResult:
+    """What ``forget`` gives back; the same as ``RUN/result.json``."""
+
+    model: Any
+    out: Path | None
+    steps: int
+    stop: dict[str, Any]
+    before: dict[str, float]
+    after: dict[str, float]
+    counts: dict[str, Any]
+    seconds: float
+    config: ForgetConfig
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        skipped = ("model", "config", "out")
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in skipped}
+        method = self.config.method
+        name = f"{'mt' if method.optimizer == 'mean_teacher' else 'adamw'}-{method.loss}-{method.divergence}"
+        return {"name": name, "seed": self.config.seed, "out": str(self.out)} | values
+
+
+@dataclass(slots=True)
+class _Probes:
+    """What is measured: by the stop rule during the run, and afterwards on passages the rule never used."""
+
+    stop: Benchmark
+    final: Benchmark
+
+
+def run_forget(config: ForgetConfig, *, resume: bool = False, say: Callable[[str], None] | None = None) -> ForgetResult:
+    """``unteach forget``: load everything that the config names, run, save.
+
+    Raises:
+        InputError: Something given cannot be used; every problem found is named.
+        Interrupted: SIGINT or SIGTERM came; the checkpoint is written.
+    """
+    say = say or _print_to_stderr
+    out = Path(config.out)
+    if resume:
+        config = from_yaml(ForgetConfig, out / "config.yaml", out=str(out))
+    elif out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise InputError(
+            f"out is {config.out!r}, which exists and is not empty: name a new folder, or --resume {config.out}"
+        )
+    documents, general, holdout = _read_all(config)
+    model, tokenizer = load_model(config.model, device=config.resolved_device())
+    reference = load_model(config.reference, device=config.resolved_device())[0] if config.reference else None
+    incompetent = None
+    if config.incompetent:
+        incompetent = load_model(config.incompetent, device=config.resolved_device())[0]
+    return _forget(model, tokenizer, documents, general, holdout, config, out, reference, incompetent, resume, say)
+
+
+def forget(
+    model: Any,
+    tokenizer: Any,
+    documents: Sequence[str] | Documents,
+    general_text: Sequence[str] | Documents | None = None,
+    config: ForgetConfig | None = None,
+    *,
+    holdout: Sequence[str] | Documents | None = None,
+    reference: Any = None,
+    incompetent: Any = None,
+) -> ForgetResult:
+    """Make a model forget documents, in place.
+
+    Args:
+        model: A Hugging Face causal language model in float32; it is changed.
+        tokenizer: Its tokenizer.
+        documents: Texts to forget.
+        general_text: Texts like what the model should keep; None: the embedded public-domain text.
+        config: Settings; None: the defaults. Its ``model`` names where the weights came from. With ``out``, a run
+            folder is written, whose saved model is a copy of that source with the changed weights.
+        holdout: Texts like ``documents`` that the model never saw; None: a part of the general text.
+        reference: A model that never saw the documents: the run stops when they are recited no better than by it.
+        incompetent: The model that the loss ``it`` pulls towards.
+
+    Returns:
+        Scores before and after (on passages that the stop rule did not use), how the run ended, and the model.
+    """
+    config = config or ForgetConfig(model=str(getattr(model, "name_or_path", "") or "model"))
+    general = general_text if general_text is not None else read_documents(EMBEDDED_GENERAL)
+
+    def as_documents(texts: Sequence[str] | Documents, name: str) -> Documents:
+        if isinstance(texts, Documents):
+            return texts
+        return Documents(name, list(texts), [f"{name} {n}" for n in range(1, len(texts) + 1)], [])
+
+    return _forget(
+        model,
+        tokenizer,
+        as_documents(documents, "documents"),
+        as_documents(general, "general text"),
+        None if holdout is None else as_documents(holdout, "holdout"),
+        config,
+        Path(config.out) if config.out else None,
+        reference,
+        incompetent,
+        False,
+        _print_to_stderr,
+    )
+
+
+def _forget(
+    model: Any,
+    tokenizer: Any,
+    documents: Documents,
+    general_documents: Documents,
+    holdout: Documents | None,
+    config: ForgetConfig,
+    out: Path | None,
+    reference: Any,
+    incompetent: Any,
+    resume: bool,
+    say: Callable[[str], None],
+) -> ForgetResult:
+    from unteach.evaluation.suite import evaluate
+
+    started = time.perf_counter()
+    context = context_length(model)
+    max_tokens = config.max_tokens or min(1024, context)
+    general_tokens = config.general_tokens or min(512, context)
+    tokens = tokenise(documents, tokenizer, mode=config.document_mode, max_tokens=max_tokens)
+    kept, heldout = general_documents.set_aside(min(HELDOUT_GENERAL, len(general_documents) // 4), config.seed)
+    general = GeneralText(kept, tokenizer, tokens=general_tokens, seed=config.seed, exclude=documents)
+    forget_batches = ForgetBatches(tokens, config.seed)
+    counts = {"forget": tokens.counts, "general": general.counts}
+    say(f"forget:  {tokens.summary()}")
+    say(f"general: {general.summary()}")
+
+    probes = _cut_probes(tokenizer, documents, holdout, heldout, config, max_tokens)
+    parameters = trainable_parameters(model, config.trainable)
+    if config.method.alpha is None or config.method.lr is None:  # measured anew only at the start of a run
+        measured = measure(model, list(parameters.values()), forget_batches, general, config)
+        method = calibrated(config.method, measured, config.wished_steps)
+        phases = tuple(calibrated(phase, measured, config.wished_steps) for phase in config.phases)
+        config = dataclasses.replace(config, method=method, phases=phases)
+        say(
+            f"measured: loss {measured.loss:.3g}, gradient norm {measured.gradient_norm:.3g}, curvature "
+            f"{measured.curvature:.3g}; so alpha {method.alpha:.3g}, lr {method.lr:.3g}"
+            + (f", teacher rate {method.teacher_rate:.3g}, damping {method.damping:.3g}" if method.teacher_rate else "")
+        )
+
+    def evaluate_stop(step: int) -> Mapping[str, float]:
+        scores = evaluate(model, tokenizer, probes.stop, seed=config.seed)
+        say(f"step {step}: " + ", ".join(f"{name} {value:.4g}" for name, value in scores.items()))
+        return scores
+
+    folder = _Folder(out, resume)
+    before = folder.remember("before", lambda: dict(evaluate_stop(0)))
+    reference_scores = None
+    if reference is not None:
+        reference_scores = folder.remember("reference", lambda: dict(evaluate(reference, tokenizer, probes.stop)))
+    rule = _stop_rule(config, before, reference_scores)
+    say(f"stops at {rule}" if rule else "no stop rule: runs to max_steps")
+    first = folder.scores("step_000000", lambda: evaluate(model, tokenizer, probes.final, seed=config.seed), config, 0)
+    if reference is not None:
+        folder.scores("reference", lambda: evaluate(reference, tokenizer, probes.final, seed=config.seed), config, None)
+    folder.write_config(config)
+    with _catching_signals() as paused, StepLog(folder.path, config, say) as log:
+        outcome: Outcome = unlearn(
+            model,
+            parameters,
+            forget_batches,
+            general,
+            config,
+            evaluate=evaluate_stop,
+            rule=rule,
+            before=before,
+            checkpoints=Checkpoints(folder.path / "checkpoints", config.keep_checkpoints),
+            incompetent=incompetent,
+            log=log.add,
+            rewind=log.rewind,
+            paused=paused,
+            resume=resume,
+        )
+    say(f"stopped after {outcome.step} steps: {outcome.reason}")
+    last = folder.scores(
+        f"step_{outcome.step:06d}",
+        lambda: evaluate(model, tokenizer, probes.final, seed=config.seed),
+        config,
+        outcome.step,
+    )
+    result = ForgetResult(
+        model=model,
+        out=out,
+        steps=outcome.step,
+        stop={"rule": outcome.rule, "reason": outcome.reason, "step": outcome.step},
+        before=dict(first),
+        after=dict(last),
+        counts=counts,
+        seconds=time.perf_counter() - started,
+        config=config,
+    )
+    if out is not None:
+        card = model_card(
+            base_model=config.model,
+            method=dataclasses.asdict(config.method),
+            settings={name: value for name, value in dataclasses.asdict(config).items() if name != "method"},
+            data=counts,
+            scores={"before": dict(first), "after": dict(last)},
+            notes=[outcome.reason, *last.notes],
+        )
+        rounding = save_model(
+            model, tokenizer, config.model, out / "model", changed=list(parameters), card=card,
+            save_dtype=torch.float32 if config.save_dtype == "float32" else None,
+        )  # fmt: skip
+        say(f"model saved to {out / 'model'}; {rounding.summary()}")
+        folder.write_json("result.json", result.to_dict())
+    folder.clean_up()
+    return result
+
+
+def _read_all(config: ForgetConfig) -> tuple[Documents, Documents, Documents | None]:
+    """Read every document source, collecting the problems of all of them."""
+    problems: list[str] = []
+
+    def read(source: str | None, option: str) -> Documents | None:
+        if source is None:
+            return None
+        try:
+            return read_documents(source, text_field=config.text_field, option=option)
+        except InputError as error:
+            problems.extend(error.problems)
+            return None
+
+    if not config.documents:
+        problems.append("documents is missing: name the folder or file of texts to forget")
+    documents = read(config.documents or None, "documents")
+    general = read(config.general or EMBEDDED_GENERAL, "general")
+    holdout = read(config.holdout, "holdout")
+    if problems or documents is None or general is None:
+        raise InputError(problems)
+    return documents, general, holdout
+
+
+def _cut_probes(
+    tokenizer: Any,
+    documents: Documents,
+    holdout: Documents | None,
+    heldout: Documents,
+    config: ForgetConfig,
+    max_tokens: int,
+) -> _Probes:
+    """Benchmarks for the stop rule and for the final report, on different documents where there are several."""
+    from unteach.corpora.own import cut_probes, own_benchmark, read_questions, split_probes
+
+    never_seen = holdout or heldout
+    lengths = sorted(len(ids) for ids in tokenizer(documents.texts[:200])["input_ids"])
+    typical = min(max_tokens, lengths[len(lengths) // 2])
+    prompt, expected = max(4, min(128, typical // 3)), max(4, min(64, typical // 2))
+    sizes = {"prompt_tokens": prompt, "expected_tokens": expected, "chunk_tokens": max_tokens, "seed": config.seed}
+    questions = read_questions(Path(config.questions)) if config.questions else ()
+    whole = own_benchmark(
+        tokenizer,
+        documents.texts,
+        holdout_documents=never_seen.texts,
+        forget_questions=questions,
+        general_texts=heldout.texts,
+        count=2 * config.probes,
+        name=documents.name,
+        **sizes,  # type: ignore[arg-type]
+    )
+    stop_probes, final_probes = split_probes(whole.verbatim_forget, config.seed)
+    unseen: tuple[Probe, ...] = cut_probes(never_seen.texts, tokenizer, count=config.probes, **sizes)  # type: ignore[arg-type]
+    stop = Benchmark(
+        name=f"{documents.name}, stop rule",
+        verbatim_forget=stop_probes[: config.probes],
+        verbatim_holdout=unseen,
+        general_texts=whole.general_texts[: config.probes],
+        settings=whole.settings,
+    )
+    final = dataclasses.replace(whole, verbatim_forget=final_probes)
+    return _Probes(stop=stop, final=final)
+
+
+def _stop_rule(
+    config: ForgetConfig, before: Mapping[str, float], reference: Mapping[str, float] | None
+) -> StopRule | None:
+    if config.stop.metric:
+        return parse_rule(config.stop.metric, before)
+    if reference is not None:
+        return StopRule("verbmem_f", "<=", reference["verbmem_f"], "the reference model's")
+    return StopRule("verbmem_f", "<=", before["verbmem_holdout"], "never-seen documents before the run")
+
+
+class _Folder:
+    """The run folder, or a temporary one where no run folder is wanted."""
+
+    def __init__(self, out: Path | None, resume: bool) -> None:
+        import tempfile
+
+        self._temporary = tempfile.TemporaryDirectory() if out is None else None
+        self.path = Path(self._temporary.name) if self._temporary else Path(str(out))
+        self.resume = resume
+        self.path.mkdir(parents=True, exist_ok=True)
+
+    def write_json(self, name: str, content: Any) -> None:
+        partial = self.path / f"{name}.part"
+        partial.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(json.dumps(content, indent=1, ensure_ascii=False), encoding="utf-8")
+        os.replace(partial, self.path / name)
+
+    def remember(self, name: str, compute: Callable[[], dict[str, float]]) -> dict[str, float]:
+        """Scores that the stop rule compares with: computed once, read back when a run is resumed."""
+        file = self.path / "checkpoints" / f"{name}.json"
+        if self.resume and file.exists():
+            return json.loads(file.read_text(encoding="utf-8"))
+        value = compute()
+        self.write_json(f"checkpoints/{name}.json", value)
+        return value
+
+    def scores(self, name: str, compute: Callable[[], Any], config: ForgetConfig, step: int | None) -> Any:
+        """Scores of the final benchmark, written to ``evaluations/`` and read back when a run is resumed."""
+        from unteach.evaluation.scores import Scores
+
+        file = self.path / "evaluations" / f"{name}.json"
+        if self.resume and file.exists():
+            return Scores.from_dict(json.loads(file.read_text(encoding="utf-8")))
+        scores = compute().replace(step=step, seed=config.seed, model=config.model, name=name if step is None else "")
+        scores.write(file)
+        return scores
+
+    def write_config(self, config: ForgetConfig) -> None:
+        partial = self.path / "config.yaml.part"
+        partial.write_text(to_yaml(config), encoding="utf-8")
+        os.replace(partial, self.path / "config.yaml")
+
+    def clean_up(self) -> None:
+        if self._temporary:
+            self._temporary.cleanup()
+
+
+@contextmanager
+def _catching_signals() -> Iterator[Callable[[], bool]]:
+    """Let SIGINT and SIGTERM ask for a pause instead of ending the program; the second one does end it."""
+    asked: list[int] = []
+
+    def ask(number: int, frame: Any) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(number)
+        print("stopping after this step; a checkpoint will be written (again: stop now)", file=sys.stderr)
+
+    try:
+        previous = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    except ValueError:  # not in the main thread: signals are someone else's business
+        previous = {}
+    try:
+        yield lambda: bool(asked)
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _print_to_stderr(line: str) -> None:
+    print(line, file=sys.stderr)

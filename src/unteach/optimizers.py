@@ -1,0 +1,131 @@
+"""The optimizers a run can use, each with a teacher: the mean teacher, and AdamW held to the frozen initial model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unteach.config import Method
+from unteach.distributed import global_norm
+from unteach.mean_teacher import MeanTeacher
+
+__all__ = ["AnchoredAdamW", "make_optimizer"]
+
+
+def make_optimizer(parameters: Iterable[Tensor], method: Method) -> MeanTeacher | AnchoredAdamW:
+    """The optimizer of a method whose numbers are all given."""
+    if method.optimizer == "adamw":
+        return AnchoredAdamW(
+            parameters,
+            lr=_given(method, "lr"),
+            betas=method.betas,
+            weight_decay=method.weight_decay,
+            clip=method.clip,
+            warmup=method.warmup,
+        )
+    return MeanTeacher(
+        parameters,
+        lr=_given(method, "lr"),
+        momentum=method.momentum,
+        teacher_rate=_given(method, "teacher_rate"),
+        damping=_given(method, "damping"),
+        clip=method.clip,
+    )
+
+
+def _given(method: Method, name: str) -> float:
+    value = getattr(method, name)
+    if value is None:
+        raise ValueError(f"{name} is None: measure it first with calibrate()")
+    return value
+
+
+class AnchoredAdamW(torch.optim.AdamW):
+    """AdamW as the paper runs its baselines: clipped, warmed up, with a teacher that never moves.
+
+    The teacher is the model at the first use, so ``teacher_weights()`` works as it does for ``MeanTeacher`` and the
+    loop has one path. For ``warmup`` steps the learning rate is a tenth of ``lr``, then it rises linearly for as many.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.95),
+        weight_decay: float = 0.0,
+        clip: float | None = 1.0,
+        warmup: int = 100,
+    ) -> None:
+        super().__init__(params, lr=lr, betas=betas, weight_decay=weight_decay)
+        self.peak_lr, self.clip, self.warmup = lr, clip, warmup
+        self.steps_taken = 0
+        self.last_grad_norm: float | None = None
+        self.last_clip_factor: float | None = None
+        self._teacher: list[Tensor] | None = None
+        self._inside_teacher_weights = False
+
+    def learning_rate(self, step: int) -> float:
+        """The learning rate of a step, counted from 0."""
+        risen = min(1.0, max(0.0, (step - self.warmup) / self.warmup)) if self.warmup else 1.0
+        return self.peak_lr * (0.1 + 0.9 * risen)
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Clip, set the learning rate, step. Non-finite gradients are refused and change nothing."""
+        if self._inside_teacher_weights:
+            raise RuntimeError(
+                "step() was called inside teacher_weights(): the module holds the teacher; leave it first"
+            )
+        gradients = [p.grad for p in self._parameters() if p.grad is not None]
+        norm = global_norm(gradients)
+        if not norm < torch.inf:
+            raise FloatingPointError(f"the gradient norm is {norm}: the step was refused and nothing was changed")
+        factor = 1.0 if self.clip is None or norm <= self.clip else self.clip / norm
+        if factor < 1:
+            torch._foreach_mul_(gradients, factor)
+        for group in self.param_groups:
+            group["lr"] = self.learning_rate(self.steps_taken)
+        super().step()
+        self.steps_taken += 1
+        self.last_grad_norm, self.last_clip_factor = norm, factor
+
+    @contextmanager
+    def teacher_weights(self) -> Iterator[None]:
+        """Let the module compute with the frozen initial weights; see ``MeanTeacher.teacher_weights``."""
+        if self._inside_teacher_weights:
+            raise RuntimeError("teacher_weights() was called inside teacher_weights(): leave it first")
+        teacher = self._frozen()
+        self._inside_teacher_weights = True
+        try:
+            with torch.no_grad():
+                student = [p.detach().clone() for p in self._parameters()]
+                torch._foreach_copy_(self._parameters(), teacher)
+                try:
+                    yield
+                finally:
+                    torch._foreach_copy_(self._parameters(), student)
+        finally:
+            self._inside_teacher_weights = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """AdamW's state, the steps taken and the teacher."""
+        return super().state_dict() | {"steps_taken": self.steps_taken, "teacher": self._frozen()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load what ``state_dict`` gave."""
+        super().load_state_dict(state_dict)
+        self.steps_taken = state_dict["steps_taken"]
+        parameters = self._parameters()
+        self._teacher = [t.to(p.device, copy=True) for t, p in zip(state_dict["teacher"], parameters, strict=True)]
+
+    def _parameters(self) -> list[Tensor]:
+        return [p for group in self.param_groups for p in group["params"]]
+
+    def _frozen(self) -> list[Tensor]:
+        if self._teacher is None:
+            self._teacher = [p.detach().clone() for p in self._parameters()]
+        return self._teacher

@@ -1,0 +1,245 @@
+"""The loop: a student pulled away from the forget text, held to its teacher on general text."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unteach.checkpoint import Checkpoints
+from unteach.config import ForgetConfig, Method
+from unteach.data import ForgetBatches, GeneralText
+from unteach.mean_teacher import MeanTeacher
+from unteach.optimizers import AnchoredAdamW, make_optimizer
+from unteach.passes import forget_term, general_term, hidden_states, in_micro_batches, precision_of_pass
+from unteach.stopping import StopRule, utility_problem
+from unteach.vocab_head import Head, token_log_odds
+
+__all__ = ["Interrupted", "Outcome", "unlearn"]
+
+
+class Interrupted(Exception):  # noqa: N818  (not an error: the run was asked to pause)
+    """The run was asked to stop; its checkpoint is written."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How a run ended."""
+
+    step: int
+    reason: str
+    rule: str
+    """``stop``, ``utility_floor`` or ``max_steps``."""
+    scores: Mapping[str, float]
+
+
+@dataclass(slots=True)
+class _Position:
+    """Where a run is: all that a checkpoint holds besides weights and optimizer."""
+
+    step: int = 0
+    anchor: int = 0
+    """The last evaluated step at which the stop rule was not met; refining goes back to it."""
+    interval: int = 1
+    """Steps from the anchor to the next evaluation."""
+    phase: int = 0
+    seconds: float = 0.0
+
+
+def unlearn(
+    model: Any,
+    parameters: dict[str, torch.nn.Parameter],
+    forget: ForgetBatches,
+    general: GeneralText,
+    config: ForgetConfig,
+    *,
+    evaluate: Callable[[int], Mapping[str, float]],
+    rule: StopRule | None,
+    before: Mapping[str, float],
+    checkpoints: Checkpoints,
+    incompetent: Any = None,
+    log: Callable[[dict[str, Any]], None] = lambda row: None,
+    rewind: Callable[[int], None] = lambda step: None,
+    paused: Callable[[], bool] = lambda: False,
+    resume: bool = False,
+) -> Outcome:
+    """Unlearn until the stop rule is met, the model breaks, or ``max_steps``.
+
+    The first model that meets the rule is kept: when an evaluation finds the rule met, the run goes back to the
+    evaluation before, at which it was not, and evaluates more often from there, down to single steps. All batches are
+    functions of the step, so the steps made again are the same steps.
+
+    Args:
+        model: The student; computes with the teacher's weights inside ``optimizer.teacher_weights()``.
+        parameters: The weights to train, by name.
+        forget: Batches of forget text.
+        general: Batches of general text.
+        config: Settings; every number of its methods given.
+        evaluate: Scores of the model as it is, by name, among them ``nll_general``.
+        rule: When to stop; None: only at ``max_steps``.
+        before: Scores before the first step.
+        checkpoints: Where to save.
+        incompetent: The model that the loss ``it`` pulls towards.
+        log: Called with the metrics of every step.
+        rewind: Called with the step to which a run goes back: later log rows will come again.
+        paused: Asked after every step; True saves a checkpoint and raises ``Interrupted``.
+        resume: Go on from the last checkpoint.
+    """
+    methods = [*config.phases, config.method]
+    at, optimizer = _Position(interval=config.evaluate_every), make_optimizer(parameters.values(), methods[0])
+    base_log_odds = _BaseLogOdds(model, forget, methods, config) if any(m.loss == "npo" for m in methods) else None
+
+    def save() -> None:
+        weights = {name: p.detach() for name, p in parameters.items()}
+        state: dict[str, Any] = {
+            "position": {k: getattr(at, k) for k in at.__slots__},
+            "weights": weights,
+            "optimizer": optimizer.state_dict(),
+        }
+        if base_log_odds is not None:
+            state["base_log_odds"] = base_log_odds.values
+        checkpoints.save(at.step, state, protect=at.anchor)
+
+    def restore(step: int | None) -> None:
+        nonlocal at, optimizer
+        state = checkpoints.load(step)
+        at = _Position(**state["position"])
+        with torch.no_grad():
+            for name, p in parameters.items():
+                p.copy_(state["weights"][name])
+        optimizer = make_optimizer(parameters.values(), methods[at.phase])
+        optimizer.load_state_dict(state["optimizer"])
+        if base_log_odds is not None:
+            base_log_odds.values = state["base_log_odds"]
+        rewind(at.step)
+
+    if resume:
+        restore(None)
+    else:
+        save()
+    while at.step < config.max_steps:
+        started = time.perf_counter()
+        phase = _phase(methods, at.step)
+        if phase != at.phase:
+            at.phase, optimizer = phase, make_optimizer(parameters.values(), methods[phase])  # θ' = θ again
+        numbers = forget.numbers(at.step, config.batch)
+        row = train_step(
+            model, optimizer, forget, numbers, general, methods[phase], config, at.step, base_log_odds, incompetent
+        )
+        at.step += 1
+        at.seconds += time.perf_counter() - started
+        row |= {"tokens_per_second": row.pop("tokens") / (time.perf_counter() - started), "seconds": at.seconds}
+        log({"step": at.step, "phase": phase} | row)
+
+        if at.step == at.anchor + at.interval or at.step == config.max_steps:
+            scores = evaluate(at.step)
+            if rule is not None and rule.crossed(scores):
+                if at.step == at.anchor + 1:
+                    return Outcome(at.step, f"{rule}: reached {scores[rule.metric]:.4g}", "stop", scores)
+                interval = max(1, (at.step - at.anchor) // 5)
+                restore(at.anchor)
+                at.interval = interval
+                save()
+                continue
+            problem = utility_problem(before, scores, config.stop.utility_floor)
+            if problem:
+                return Outcome(at.step, problem, "utility_floor", scores)
+            if at.step == config.max_steps:
+                break
+            at.anchor = at.step
+            save()
+        elif at.step % config.checkpoint_every == 0:
+            save()
+        if paused():
+            save()
+            raise Interrupted(f"stopped after step {at.step}")
+    missed = f"; the stop rule {rule} was not met" if rule is not None else ""
+    return Outcome(at.step, f"max_steps {config.max_steps} reached{missed}", "max_steps", scores)
+
+
+def train_step(
+    model: Any,
+    optimizer: MeanTeacher | AnchoredAdamW,
+    forget: ForgetBatches,
+    numbers: Sequence[int],
+    general: GeneralText,
+    method: Method,
+    config: ForgetConfig,
+    step: int,
+    base_log_odds: _BaseLogOdds | None = None,
+    incompetent: Any = None,
+) -> dict[str, Any]:
+    """One step of the paper's Algorithm 2: gradient of αL + D over micro-batches, then ``optimizer.step()``."""
+    device = next(model.parameters()).device
+    general_batch = general.batch(step, config.general_batch)
+    general_parts = list(in_micro_batches(general_batch, config.micro_batch))
+    forget_tokens = sum(len(forget.sequences[n]) - 1 for n in numbers)
+    general_tokens = sum(len(sequence) - 1 for sequence in general_batch)
+    alpha = 1.0 if method.alpha is None else method.alpha
+    metrics = {"forget_loss": 0.0, "nll_forget": 0.0, "divergence": 0.0}
+    optimizer.zero_grad()
+
+    # 1. The teacher reads the general text; only its last hidden states are kept.
+    with precision_of_pass(config.precision.divergence, device), optimizer.teacher_weights():
+        teacher_hidden = [hidden_states(model, part)[0] for part in general_parts]
+        teacher_head = Head.of(model).detached()
+
+    # 2. The student reads the forget text: α L.
+    with precision_of_pass(config.precision.forget, device):
+        for part in in_micro_batches(numbers, config.micro_batch):
+            sequences = [forget.sequences[n] for n in part]
+            base = incompetent if base_log_odds is None or method.loss != "npo" else base_log_odds.of(part, device)
+            loss, nll, tokens = forget_term(model, sequences, method, base)
+            share = tokens / forget_tokens
+            (alpha * share * loss).backward()
+            metrics["forget_loss"] += share * float(loss.detach())
+            metrics["nll_forget"] += share * float(nll)
+
+    # 3. The student reads the general text: D.
+    with precision_of_pass(config.precision.divergence, device):
+        for part, hidden in zip(general_parts, teacher_hidden, strict=True):
+            divergence, tokens = general_term(model, part, method.divergence, hidden, teacher_head)
+            (tokens / general_tokens * divergence).backward()
+            metrics["divergence"] += tokens / general_tokens * float(divergence.detach())
+
+    # 4. Clip, damp, add momentum, step; the teacher slides after.
+    optimizer.step()
+    return metrics | {
+        "grad_norm": optimizer.last_grad_norm,
+        "clip_factor": optimizer.last_clip_factor,
+        "lr": optimizer.param_groups[0]["lr"],
+        "tokens": forget_tokens + general_tokens,
+    }
+
+
+@dataclass
+class _BaseLogOdds:
+    """Log-odds of every forget token before unlearning, computed once: NPO needs no third model in memory."""
+
+    values: list[Tensor] = field(default_factory=list)
+
+    def __init__(self, model: Any, forget: ForgetBatches, methods: Sequence[Method], config: ForgetConfig) -> None:
+        self.values = []
+        device = next(model.parameters()).device
+        with torch.no_grad(), precision_of_pass(config.precision.forget, device):
+            for part in in_micro_batches(forget.sequences, config.micro_batch or config.batch):
+                hidden, labels, mask = hidden_states(model, part)
+                log_odds = token_log_odds(hidden, labels, Head.of(model)).cpu()
+                self.values += log_odds.split(mask.sum(1).tolist())
+
+    def of(self, numbers: Sequence[int], device: torch.device) -> Tensor:
+        """The log-odds [N] of the tokens of these sequences, in order."""
+        return torch.cat([self.values[n] for n in numbers]).to(device)
+
+
+def _phase(methods: Sequence[Method], step: int) -> int:
+    """Which phase a step belongs to."""
+    for number, method in enumerate(methods[:-1]):
+        if step < (method.steps or 0):
+            return number
+        step -= method.steps or 0
+    return len(methods) - 1

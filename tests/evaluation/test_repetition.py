@@ -44,8 +44,7 @@ def test_normal(text):
     assert not is_degenerate(text)
 
 
-def test_a_loop_must_make_up_half_of_the_text():
-    prose = NORMAL[5]
-    words = len(prose.split())
-    assert not is_degenerate(prose + " so on" * (words // 4))
-    assert is_degenerate(prose + " so on" * words)
+def test_a_loop_must_make_up_a_third_of_the_text():
+    prose = "It was not that he felt any emotion akin to love for Irene Adler, he said, and turned to the window."
+    assert not is_degenerate(prose + " nobody will be" * 3)
+    assert is_degenerate(prose + " nobody will be" * 4)  # 12 of 35 units

@@ -5,7 +5,6 @@ import random
 
 import pytest
 import torch
-from tiny_models import build_llama
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
@@ -13,10 +12,12 @@ from transformers import (
     MistralForCausalLM,
 )
 
+from tiny_models import build_llama
 from unteach.evaluation import generation
 from unteach.evaluation.attention import faster_on_cpu
 from unteach.evaluation.generation import _Reader, _shared_length, generate, next_tokens
-from unteach.evaluation.inference import context_length, cut_left, in_batches, stop_ids
+from unteach.evaluation.inference import cut_left, in_batches, stop_ids
+from unteach.models import context_length
 
 VOCABULARY = 400
 

@@ -21,10 +21,10 @@ from unteach.evaluation.inference import (
     Advance,
     accepted_arguments,
     cache_tokens,
-    context_length,
     evaluating,
     in_batches,
 )
+from unteach.models import context_length
 
 BATCH_SIZE = 128
 _PIECE_TOKENS = {"cuda": 2**16, "cpu": 2**10}
@@ -137,7 +137,7 @@ def _check(model: Any, prompts: Sequence[Sequence[int]], limits: Sequence[int]) 
             raise ValueError(f"prompt {index} has no tokens: a model needs at least one to continue from")
         if limit < 1:
             raise ValueError(f"max_new_tokens is {limit}: at least 1 is needed")
-        if context is not None and len(prompt) + limit > context:
+        if len(prompt) + limit > context:
             raise ValueError(
                 f"prompt {index} has {len(prompt)} tokens and {limit} are to follow, but the model's context "
                 f"is {context}: shorten the prompt, or drop its oldest tokens (long_prompts = 'cut')"

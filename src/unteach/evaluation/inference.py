@@ -38,12 +38,6 @@ def accepted_arguments(model: Any) -> frozenset[str]:
     return frozenset(inspect.signature(getattr(model, "_orig_mod", model).forward).parameters)
 
 
-def context_length(model: Any) -> int | None:
-    """How many tokens the model can read, or None where its configuration names no limit."""
-    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    return int(limit) if limit else None
-
-
 def stop_ids(model: Any, tokenizer: Any) -> frozenset[int]:
     """Token ids that end a text: the generation settings' `eos_token_id`, else the tokenizer's, else none.
 

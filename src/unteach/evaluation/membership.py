@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from unteach.evaluation.inference import Advance, context_length, encode
+from unteach.evaluation.inference import Advance, encode
 from unteach.evaluation.scoring import token_logprobs
 from unteach.evaluation.statistics import RESAMPLES, Interval, checked, percentiles
+from unteach.models import context_length
 
 FRACTIONS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
 """The fractions MUSE computes Min-k with."""
@@ -203,7 +204,7 @@ def score_texts(
     Raises:
         ValueError: for a text of fewer than two tokens.
     """
-    most = min((limit for limit in (tokens, context_length(model)) if limit), default=None)
+    most = min(tokens or context_length(model), context_length(model))
     sequences: list[list[int]] = []
     cut = 0
     for name, group in texts.items():
@@ -216,7 +217,7 @@ def score_texts(
                         "since the first has nothing before it; leave the text out"
                     )
                 sequences.append(ids[:most])
-            cut += most is not None and len(encode(tokenizer, text)) > most
+            cut += len(encode(tokenizer, text)) > most
     logprobs = iter(token_logprobs(model, sequences, batch_size=batch_size, advance=advance))
     scores = {
         name: [text_scores(text, next(logprobs), next(logprobs)) for text in group] for name, group in texts.items()

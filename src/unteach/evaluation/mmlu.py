@@ -6,7 +6,8 @@ from typing import Any
 
 from unteach.corpora import ChoiceQuestion
 from unteach.evaluation.generation import BATCH_SIZE, next_tokens
-from unteach.evaluation.inference import Advance, context_length, cut_left, decode, encode
+from unteach.evaluation.inference import Advance, cut_left, decode, encode
+from unteach.models import context_length
 
 LETTERS = "ABCDEFGHIJ"
 
@@ -46,9 +47,7 @@ def answer_choices(
     for _, group in itertools.groupby(by_subject, key=lambda index: questions[index].subject):
         chosen = list(group)
         whole = [encode(tokenizer, questions[index].prompt) + bridge for index in chosen]
-        prompts = whole
-        if context is not None:
-            prompts = [cut_left(ids, context - 1, getattr(tokenizer, "bos_token_id", None)) for ids in whole]
+        prompts = [cut_left(ids, context - 1, getattr(tokenizer, "bos_token_id", None)) for ids in whole]
         best, scores = next_tokens(
             model, prompts, letter_ids, batch_size=batch_size, batch_tokens=batch_tokens, advance=advance
         )

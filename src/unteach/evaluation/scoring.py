@@ -8,7 +8,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from unteach.evaluation.inference import Advance, accepted_arguments, context_length, evaluating, in_batches
+from unteach.evaluation.inference import Advance, accepted_arguments, evaluating, in_batches
+from unteach.models import context_length
 
 _LOGITS = {"cuda": 2**29, "cpu": 2**27}
 """Most logits held at once, by kind of device: 2 GiB in fp32 on a GPU, half a GiB on a CPU."""
@@ -50,7 +51,7 @@ def token_logprobs(
                 f"text {index} has {len(sequence)} token(s): at least 2 are needed, since the first has "
                 "nothing before it; leave the text out"
             )
-        if context is not None and len(sequence) > context:
+        if len(sequence) > context:
             raise ValueError(
                 f"text {index} has {len(sequence)} tokens, but the model's context is {context}: cut it first"
             )

@@ -10,7 +10,7 @@ import numpy as np
 
 from unteach.corpora import Benchmark
 from unteach.evaluation.generation import BATCH_SIZE
-from unteach.evaluation.inference import context_length, encode
+from unteach.evaluation.inference import encode
 from unteach.evaluation.knowmem import answer_questions
 from unteach.evaluation.membership import (
     SATURATED,
@@ -30,6 +30,7 @@ from unteach.evaluation.scoring import token_logprobs
 from unteach.evaluation.statistics import Metric, bootstrap_ratio, mean_metric
 from unteach.evaluation.tofu import answer_tofu, tofu_metrics
 from unteach.evaluation.verbmem import recite
+from unteach.models import context_length
 
 MEASUREMENTS = (
     "verbmem_f",
@@ -280,7 +281,7 @@ class _Run:
     def general(self) -> None:
         """`nll_general`."""
         texts = self.benchmark.general_texts
-        most = min(filter(None, (self.settings.general_tokens, context_length(self.model))))
+        most = min(self.settings.general_tokens, context_length(self.model))
         logprobs = token_logprobs(
             self.model,
             [encode(self.tokenizer, text)[:most] for text in texts],

@@ -5,9 +5,10 @@ from typing import Any, Literal
 
 from unteach.corpora import Probe
 from unteach.evaluation.generation import BATCH_SIZE, generate
-from unteach.evaluation.inference import Advance, context_length, cut_left, decode, encode, stop_ids
+from unteach.evaluation.inference import Advance, cut_left, decode, encode, stop_ids
 from unteach.evaluation.repetition import is_degenerate
 from unteach.evaluation.rouge import Words, rouge_l
+from unteach.models import context_length
 
 LongPrompts = Literal["cut", "error"]
 
@@ -87,7 +88,7 @@ def continue_prompts(
     """Greedy continuations as text, and how many of its oldest tokens each prompt lost to fit the context."""
     context = context_length(model)
     fitted = [list(prompt) for prompt in prompts]
-    if long_prompts == "cut" and context is not None:
+    if long_prompts == "cut":
         first_id = getattr(tokenizer, "bos_token_id", None)
         fitted = []
         for prompt, limit in zip(prompts, limits, strict=True):

@@ -21,7 +21,7 @@ from unteach.divergences import DIVERGENCES
 from unteach.errors import InputError
 from unteach.losses import LOSSES
 
-__all__ = ["ForgetConfig", "Method", "Precision", "Stop", "from_yaml", "to_yaml"]
+__all__ = ["ForgetConfig", "Method", "Precision", "Stop", "checked", "from_yaml", "nearest_name", "to_yaml"]
 
 PassPrecision = Literal["auto", "fp32", "tf32", "fp16", "bf16"]
 
@@ -68,10 +68,10 @@ class Method:
         wrong = []
         if self.loss not in LOSSES:
             wrong.append(
-                f"{where}loss is {self.loss!r}: it must be one of {', '.join(LOSSES)}{_near(self.loss, LOSSES)}"
+                f"{where}loss is {self.loss!r}: it must be one of {', '.join(LOSSES)}{nearest_name(self.loss, LOSSES)}"
             )
         if self.divergence not in DIVERGENCES:
-            nearest = _near(self.divergence, DIVERGENCES)
+            nearest = nearest_name(self.divergence, DIVERGENCES)
             wrong.append(
                 f"{where}divergence is {self.divergence!r}: it must be one of {', '.join(DIVERGENCES)}{nearest}"
             )
@@ -236,7 +236,7 @@ def from_yaml(kind: type, path: str | Path, **overrides: Any) -> Any:
     if not isinstance(content, dict):
         raise InputError(f"config {str(path)!r} holds no settings: give lines such as 'max_steps: 200'")
     problems: list[str] = []
-    values = _checked(kind, content | overrides, "", problems)
+    values = checked(kind, content | overrides, "", problems)
     if problems:
         raise InputError([f"{path}: {problem}" for problem in problems])
     return values
@@ -248,14 +248,21 @@ def _plain(value: Any) -> Any:
     return [_plain(v) for v in value] if isinstance(value, tuple) else value
 
 
-def _checked(kind: type, content: dict, where: str, problems: list[str]) -> Any:
-    """An instance of a dataclass from plain values, or None with ``problems`` added to."""
+def checked(kind: type, content: dict, where: str, problems: list[str]) -> Any:
+    """An instance of a dataclass from plain values, or None with ``problems`` added to.
+
+    Args:
+        kind: The dataclass.
+        content: Its fields' values.
+        where: Put before the names of fields.
+        problems: Gets a line for each unknown key, missing or wrong value.
+    """
     hints = typing.get_type_hints(kind)
     known = {f.name: f for f in dataclasses.fields(kind)}
     values, before = {}, len(problems)
     for key, value in content.items():
         if key not in known:
-            problems.append(f"unknown key {where}{key}{_near(str(key), known)}")
+            problems.append(f"unknown key {where}{key}{nearest_name(str(key), known)}")
         else:
             values[key] = _convert(hints[key], value, f"{where}{key}", problems)
     for name, f in known.items():
@@ -281,14 +288,14 @@ def _convert(hint: Any, value: Any, where: str, problems: list[str]) -> Any:
         if value not in arguments:
             allowed = ", ".join(map(str, arguments))
             problems.append(
-                f"{where} is {value!r}: it must be one of {allowed}{_near(str(value), map(str, arguments))}"
+                f"{where} is {value!r}: it must be one of {allowed}{nearest_name(str(value), map(str, arguments))}"
             )
         return value
     if dataclasses.is_dataclass(hint):
         if not isinstance(value, dict):
             problems.append(f"{where} is {value!r}: it must hold settings of its own")
             return None
-        return _checked(typing.cast(type, hint), value, f"{where}.", problems)
+        return checked(typing.cast(type, hint), value, f"{where}.", problems)
     if origin is tuple:
         if not isinstance(value, (list, tuple)):
             problems.append(f"{where} is {value!r}: it must be a list")
@@ -305,6 +312,8 @@ def _convert(hint: Any, value: Any, where: str, problems: list[str]) -> Any:
             return float(value)
         except ValueError:
             pass
+    if hint is Path and isinstance(value, str):
+        return Path(value)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
@@ -312,6 +321,7 @@ def _convert(hint: Any, value: Any, where: str, problems: list[str]) -> Any:
     return value
 
 
-def _near(given: str, known: Any) -> str:
+def nearest_name(given: str, known: Any) -> str:
+    """`` (did you mean X?)`` for the known name nearest to a given one, or nothing."""
     nearest = difflib.get_close_matches(given, list(known), n=1)
     return f" (did you mean {nearest[0]}?)" if nearest else ""

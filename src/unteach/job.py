@@ -61,12 +61,29 @@ class ForgetResult:
 class _Probes:
     """What is measured: by the stop rule during the run, and afterwards on passages the rule never used."""
 
+    start: Benchmark
+    """Before the first step: what the stop rule measures, and what it compares with."""
     stop: Benchmark
+    """At every evaluation."""
     final: Benchmark
+    """Before and after the run."""
 
 
-def run_forget(config: ForgetConfig, *, resume: bool = False, say: Callable[[str], None] | None = None) -> ForgetResult:
+def run_forget(
+    config: ForgetConfig,
+    *,
+    resume: bool = False,
+    say: Callable[[str], None] | None = None,
+    shared: dict[str, Any] | None = None,
+) -> ForgetResult:
     """``unteach forget``: load everything that the config names, run, save.
+
+    Args:
+        config: Settings.
+        resume: Go on with the run in ``config.out``, with the settings saved there.
+        say: Gets the lines for people; by default they go to stderr.
+        shared: Give the same dict to several runs that start from one model with the same data and seed: the scores
+            before the run, and the reference's, are then measured once.
 
     Raises:
         InputError: Something given cannot be used; every problem found is named.
@@ -86,7 +103,9 @@ def run_forget(config: ForgetConfig, *, resume: bool = False, say: Callable[[str
     incompetent = None
     if config.incompetent:
         incompetent = load_model(config.incompetent, device=config.resolved_device())[0]
-    return _forget(model, tokenizer, documents, general, holdout, config, out, reference, incompetent, resume, say)
+    return _forget(
+        model, tokenizer, documents, general, holdout, config, out, reference, incompetent, resume, say, shared
+    )
 
 
 def forget(
@@ -136,6 +155,7 @@ def forget(
         incompetent,
         False,
         _print_to_stderr,
+        None,
     )
 
 
@@ -151,6 +171,7 @@ def _forget(
     incompetent: Any,
     resume: bool,
     say: Callable[[str], None],
+    shared: dict[str, Any] | None,
 ) -> ForgetResult:
     from unteach.evaluation.suite import evaluate
 
@@ -184,16 +205,22 @@ def _forget(
         say(f"step {step}: " + ", ".join(f"{name} {value:.4g}" for name, value in scores.items()))
         return scores
 
-    folder = _Folder(out, resume)
-    before = folder.remember("before", lambda: dict(evaluate_stop(0)))
-    reference_scores = None
+    folder = _Folder(out, resume, {} if shared is None else shared)
+    before = folder.remember("before", lambda: dict(evaluate(model, tokenizer, probes.start, seed=config.seed)))
+    say("before: " + ", ".join(f"{name} {value:.4g}" for name, value in before.items()))
+    reference_stop = reference_final = None
     if reference is not None:
-        reference_scores = folder.remember("reference", lambda: dict(evaluate(reference, tokenizer, probes.stop)))
-    rule = _stop_rule(config, before, reference_scores)
-    say(f"stops at {rule}" if rule else "no stop rule: runs to max_steps")
-    first = folder.scores("step_000000", lambda: evaluate(model, tokenizer, probes.final, seed=config.seed), config, 0)
-    if reference is not None:
-        folder.scores("reference", lambda: evaluate(reference, tokenizer, probes.final, seed=config.seed), config, None)
+        reference_stop = folder.remember("reference", lambda: dict(evaluate(reference, tokenizer, probes.stop)))
+        reference_final = folder.scores(
+            "reference", lambda: evaluate(reference, tokenizer, probes.final, seed=config.seed), config, None
+        )
+    rule = _stop_rule(config, before, reference_stop)
+    say(f"stops at {rule}")
+
+    def evaluate_final() -> Any:
+        return evaluate(model, tokenizer, probes.final, reference_scores=reference_final, seed=config.seed)
+
+    first = folder.scores("step_000000", evaluate_final, config, 0)
     folder.write_config(config)
     with _catching_signals() as paused, StepLog(folder.path, config, say) as log:
         outcome: Outcome = unlearn(
@@ -213,12 +240,7 @@ def _forget(
             resume=resume,
         )
     say(f"stopped after {outcome.step} steps: {outcome.reason}")
-    last = folder.scores(
-        f"step_{outcome.step:06d}",
-        lambda: evaluate(model, tokenizer, probes.final, seed=config.seed),
-        config,
-        outcome.step,
-    )
+    last = folder.scores(f"step_{outcome.step:06d}", evaluate_final, config, outcome.step)
     result = ForgetResult(
         model=model,
         out=out,
@@ -281,8 +303,12 @@ def _cut_probes(
     max_tokens: int,
 ) -> _Probes:
     """Benchmarks for the stop rule and for the final report, on different documents where there are several."""
+    from unteach.corpora import micro
     from unteach.corpora.own import cut_probes, own_benchmark, read_questions, split_probes
 
+    if config.model.startswith("micro:") and config.documents == "micro:forget" and not config.questions:
+        stop = _cheap(micro.load_benchmark("stop"), config.probes)  # the embedded benchmark has its own halves
+        return _Probes(start=stop, stop=_without_holdout(stop), final=micro.load_benchmark("measure"))
     never_seen = holdout or heldout
     lengths = sorted(len(ids) for ids in tokenizer(documents.texts[:200])["input_ids"])
     typical = min(max_tokens, lengths[len(lengths) // 2])
@@ -301,15 +327,24 @@ def _cut_probes(
     )
     stop_probes, final_probes = split_probes(whole.verbatim_forget, config.seed)
     unseen: tuple[Probe, ...] = cut_probes(never_seen.texts, tokenizer, count=config.probes, **sizes)  # type: ignore[arg-type]
-    stop = Benchmark(
-        name=f"{documents.name}, stop rule",
-        verbatim_forget=stop_probes[: config.probes],
-        verbatim_holdout=unseen,
-        general_texts=whole.general_texts[: config.probes],
-        settings=whole.settings,
-    )
+    stop = _cheap(dataclasses.replace(whole, verbatim_forget=stop_probes, verbatim_holdout=unseen), config.probes)
     final = dataclasses.replace(whole, verbatim_forget=final_probes)
-    return _Probes(stop=stop, final=final)
+    return _Probes(start=stop, stop=_without_holdout(stop), final=final)
+
+
+def _cheap(benchmark: Benchmark, count: int) -> Benchmark:
+    """What a stop rule needs: recital of forget and never-seen passages, and general text."""
+    return Benchmark(
+        name=f"{benchmark.name}, stop rule",
+        verbatim_forget=benchmark.verbatim_forget[:count],
+        verbatim_holdout=benchmark.verbatim_holdout[:count],
+        general_texts=benchmark.general_texts[:count],
+        settings=benchmark.settings,
+    )
+
+
+def _without_holdout(benchmark: Benchmark) -> Benchmark:
+    return dataclasses.replace(benchmark, verbatim_holdout=())
 
 
 def _stop_rule(
@@ -325,8 +360,10 @@ def _stop_rule(
 class _Folder:
     """The run folder, or a temporary one where no run folder is wanted."""
 
-    def __init__(self, out: Path | None, resume: bool) -> None:
+    def __init__(self, out: Path | None, resume: bool, shared: dict[str, Any]) -> None:
         import tempfile
+
+        self.shared = shared
 
         self._temporary = tempfile.TemporaryDirectory() if out is None else None
         self.path = Path(self._temporary.name) if self._temporary else Path(str(out))
@@ -344,9 +381,10 @@ class _Folder:
         file = self.path / "checkpoints" / f"{name}.json"
         if self.resume and file.exists():
             return json.loads(file.read_text(encoding="utf-8"))
-        value = compute()
-        self.write_json(f"checkpoints/{name}.json", value)
-        return value
+        if f"stop {name}" not in self.shared:
+            self.shared[f"stop {name}"] = compute()
+        self.write_json(f"checkpoints/{name}.json", self.shared[f"stop {name}"])
+        return self.shared[f"stop {name}"]
 
     def scores(self, name: str, compute: Callable[[], Any], config: ForgetConfig, step: int | None) -> Any:
         """Scores of the final benchmark, written to ``evaluations/`` and read back when a run is resumed."""
@@ -355,7 +393,13 @@ class _Folder:
         file = self.path / "evaluations" / f"{name}.json"
         if self.resume and file.exists():
             return Scores.from_dict(json.loads(file.read_text(encoding="utf-8")))
-        scores = compute().replace(step=step, seed=config.seed, model=config.model, name=name if step is None else "")
+        if not step and f"final {name}" in self.shared:
+            scores = self.shared[f"final {name}"]
+        else:
+            model = config.reference if step is None else config.model
+            scores = compute().replace(step=step, seed=config.seed, model=model, name=name if step is None else "")
+        if not step:
+            self.shared[f"final {name}"] = scores
         scores.write(file)
         return scores
 

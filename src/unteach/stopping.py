@@ -68,6 +68,6 @@ def utility_problem(before: Mapping[str, float], now: Mapping[str, float], floor
         return None
     return (
         f"general text costs {rise:.2f} nats per token more than before (from {before['nll_general']:.2f}), over the "
-        f"floor of {floor:g}: the model is breaking. Lower alpha, give general text nearer to what the model must keep, "
+        f"floor of {floor:g}: the model is breaking. Lower alpha, give general text nearer to what it must keep, "
         "or raise stop.utility_floor"
     )

@@ -1,0 +1,263 @@
+"""The command line: wiring only. Each command has a dataclass of options and a function elsewhere."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from unteach.config import ForgetConfig, from_yaml
+from unteach.errors import InputError
+from unteach.flags import help_text, parse
+
+__all__ = ["main"]
+
+DONE, FAILED, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A verb of the command line."""
+
+    run: Callable[[list[str]], None]
+    summary: str
+    usage: str
+    examples: tuple[str, ...]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command and return the exit status: 0 done, 2 wrong input, 130 interrupted, 1 anything else."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(_overview())
+        return DONE if arguments else WRONG_INPUT
+    if arguments[0] == "--version":
+        from unteach import __version__
+
+        print(f"unteach {__version__}")
+        return DONE
+    from unteach.unlearn import Interrupted
+
+    try:
+        if arguments[0] not in COMMANDS:
+            raise InputError(f"unknown command {arguments[0]!r}: choose one of {', '.join(COMMANDS)}")
+        COMMANDS[arguments[0]].run(arguments[1:])
+    except InputError as error:
+        for problem in error.problems:
+            print(f"unteach: {problem}", file=sys.stderr)
+        return WRONG_INPUT
+    except Interrupted as error:
+        print(f"unteach: {error}; go on with: unteach forget --resume RUN", file=sys.stderr)
+        return INTERRUPTED
+    except KeyboardInterrupt:
+        print("unteach: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except Exception as error:
+        if os.environ.get("UNTEACH_TRACEBACK"):
+            traceback.print_exc()
+        print(f"unteach: {type(error).__name__}: {error} (UNTEACH_TRACEBACK=1 shows where)", file=sys.stderr)
+        return FAILED
+    return DONE
+
+
+def _forget(arguments: list[str]) -> None:
+    _help(arguments, "forget", ForgetConfig, flatten=("method",))
+    as_json, arguments = _take_switch(arguments, "--json")
+    dry_run, arguments = _take_switch(arguments, "--dry-run")
+    resume, arguments = _take_value(arguments, "--resume")
+    if resume is not None:
+        if arguments:
+            raise InputError(f"{' '.join(arguments)}: a resumed run keeps its settings; give --resume RUN alone")
+        config: ForgetConfig = from_yaml(ForgetConfig, Path(resume) / "config.yaml", out=resume)
+    else:
+        config = _forget_config(arguments)
+        if not config.out and not dry_run:
+            raise InputError("out is missing: name the run folder to create, --out run/")
+    from unteach.plan import plan
+
+    planned = plan(config)
+    if dry_run:
+        _show(planned.to_dict(), as_json, planned.lines())
+        return
+    if planned.problems():
+        raise InputError(planned.problems())
+    from unteach.job import run_forget
+    from unteach.report import write_report
+
+    result = run_forget(config, resume=resume is not None)
+    report = write_report([Path(config.out)], Path(config.out) / "report.html")
+    lines = [
+        f"{result.stop['reason']} (step {result.steps})",
+        *(
+            f"{name}: {result.before[name]:.4g} -> {result.after[name]:.4g}"
+            for name in result.after
+            if name in result.before
+        ),
+        f"model: {Path(config.out) / 'model'}",
+        f"report: {report}",
+    ]
+    _show(result.to_dict() | {"report": str(report)}, as_json, lines)
+
+
+def _forget_config(arguments: list[str]) -> ForgetConfig:
+    path, arguments = _take_value(arguments, "--config")
+    start = None
+    if path is not None:
+        from_yaml(ForgetConfig, path)  # problems of the file are reported with its name
+        start = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    return parse(ForgetConfig, arguments, positional="model", flatten=("method",), start=start)
+
+
+def _plan(arguments: list[str]) -> None:
+    _help(arguments, "plan", ForgetConfig, flatten=("method",))
+    as_json, arguments = _take_switch(arguments, "--json")
+    from unteach.plan import plan
+
+    planned = plan(_forget_config(arguments))
+    _show(planned.to_dict(), as_json, planned.lines())
+
+
+def _evaluate(arguments: list[str]) -> None:
+    from unteach.evaluation.command import EvaluateOptions, run
+
+    _run_command(arguments, "evaluate", EvaluateOptions, "models", run)
+
+
+def _report(arguments: list[str]) -> None:
+    from unteach.report.command import ReportOptions, run
+
+    _run_command(arguments, "report", ReportOptions, "runs", run)
+
+
+def _demo(arguments: list[str]) -> None:
+    from unteach.experiments.demo import DemoOptions, run
+
+    _run_command(arguments, "demo", DemoOptions, "out", run)
+
+
+def _reproduce(arguments: list[str]) -> None:
+    from unteach.experiments.reproduce import ReproduceOptions, run
+
+    _run_command(arguments, "reproduce", ReproduceOptions, "name", run)
+
+
+def _run_command(arguments: list[str], name: str, kind: type, positional: str, run: Callable[[Any], dict]) -> None:
+    _help(arguments, name, kind)
+    options = parse(kind, arguments, positional=positional)
+    result = run(options)
+    if options.json:
+        print(json.dumps(result, ensure_ascii=False))
+
+
+COMMANDS = {
+    "forget": Command(
+        _forget,
+        "Make a model forget documents: writes a run folder with the model, its scores and a report.",
+        "unteach forget MODEL --documents DIR --out RUN [flags]   |   unteach forget --resume RUN",
+        (
+            "unteach forget micro:target --documents micro:forget --out run/",
+            "unteach forget micro:target --documents micro:forget --out run/ --dry-run",
+        ),
+    ),
+    "plan": Command(
+        _plan,
+        "Say what a forget run would need in memory, disk and steps, before anything is loaded.",
+        "unteach plan MODEL --documents DIR [flags of forget]",
+        ("unteach plan micro:target --documents micro:forget",),
+    ),
+    "evaluate": Command(
+        _evaluate,
+        "Measure what models recite, know and leak.",
+        "unteach evaluate MODEL... [flags]",
+        ("unteach evaluate micro:target --limit 4 --out scores.json",),
+    ),
+    "report": Command(
+        _report,
+        "One page that compares runs and scores files.",
+        "unteach report RUN... [flags]",
+        ("unteach report run/ --out report.html",),
+    ),
+    "demo": Command(
+        _demo,
+        "See it work in minutes, offline: unlearn the embedded model with the paper's method and a baseline.",
+        "unteach demo [OUT] [flags]",
+        ("unteach demo demo/",),
+    ),
+    "reproduce": Command(
+        _reproduce,
+        "Run one of the paper's experiments.",
+        "unteach reproduce NAME [flags]",
+        ("unteach reproduce theorem --out results/theorem",),
+    ),
+}
+
+
+def _overview() -> str:
+    lines = [
+        "Make a language model forget chosen documents and keep everything else.",
+        "",
+        "usage: unteach COMMAND ...",
+        "",
+    ]
+    lines += [f"  {name:10} {command.summary}" for name, command in COMMANDS.items()]
+    lines += ["", "examples:", *(f"  {example}" for c in COMMANDS.values() for example in c.examples[:1])]
+    return "\n".join([*lines, "", "unteach COMMAND --help shows the flags of a command."])
+
+
+def _help(arguments: list[str], name: str, kind: type, flatten: Sequence[str] = ()) -> None:
+    if "--help" in arguments or "-h" in arguments:
+        command = COMMANDS[name]
+        text = help_text(
+            kind, usage=command.usage, description=command.summary, examples=command.examples, flatten=flatten
+        )
+        if name == "forget":
+            text += (
+                "\n  --config PATH\n        A YAML file of these settings; flags override it."
+                "\n  --resume RUN\n        Go on with an interrupted run."
+                "\n  --dry-run\n        Only say what the run would need, as unteach plan does."
+                "\n  --json\n        Print the result as one JSON object on stdout and nothing else there."
+            )
+        print(text)
+        raise SystemExit(DONE)
+
+
+def _take_switch(arguments: list[str], flag: str) -> tuple[bool, list[str]]:
+    return flag in arguments, [a for a in arguments if a != flag]
+
+
+def _take_value(arguments: list[str], flag: str) -> tuple[str | None, list[str]]:
+    """The value of a flag that is not a setting, and the other arguments."""
+    for place, word in enumerate(arguments):
+        if word.startswith(f"{flag}="):
+            return word.partition("=")[2], arguments[:place] + arguments[place + 1 :]
+        if word == flag:
+            if place + 1 == len(arguments) or arguments[place + 1].startswith("--"):
+                raise InputError(f"{flag} needs a value")
+            return arguments[place + 1], arguments[:place] + arguments[place + 2 :]
+    return None, arguments
+
+
+def _show(content: dict[str, Any], as_json: bool, lines: Sequence[str]) -> None:
+    if as_json:
+        print(json.dumps(content, ensure_ascii=False, default=_plain))
+    else:
+        print("\n".join(lines))
+
+
+def _plain(value: Any) -> Any:
+    return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else str(value)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,124 @@
+"""`unteach demo`: unlearn the embedded model with the paper's method and a baseline, and compare with retraining."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from unteach.config import ForgetConfig, Method
+from unteach.errors import InputError
+
+__all__ = ["METHODS", "DemoOptions", "run"]
+
+_ADAMW = Method(optimizer="adamw", lr=3e-4, alpha=0.2, warmup=5)
+METHODS = {
+    "mt-nlul-kl": Method(),
+    "adamw-npo-kl": dataclasses.replace(_ADAMW, loss="npo", ratio="mean", alpha=1.0),
+    "mt-nlul-qkl": Method(divergence="qkl_frozen"),
+    "adamw-npo-sum-kl": dataclasses.replace(_ADAMW, loss="npo", alpha=1.0),
+    "adamw-it-kl": dataclasses.replace(_ADAMW, loss="it", alpha=1.0),
+    "adamw-ll-kl": dataclasses.replace(_ADAMW, loss="ll"),
+    "adamw-nlul-kl": dataclasses.replace(_ADAMW, loss="nlul"),
+}
+"""The methods by name; the first two are the demo, all of them ``--all``. AdamW's numbers suit the embedded model."""
+SHOWN = ("verbmem_f", "knowmem_f", "knowmem_r", "privleak", "nll_general", "degenerate")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoOptions:
+    """What the demo takes."""
+
+    out: Path = Path("demo")
+    """Folder for the runs and the report; must not exist yet."""
+    seed: int = 0
+    """Of the batches."""
+    all: bool = False
+    """Run every method of the paper, not two of them."""
+    json: bool = False
+    """Print the rows as one JSON object and nothing else."""
+
+
+def run(options: DemoOptions) -> dict[str, Any]:
+    """Unlearn ``micro:target``, print a table and before/after text, and write the report page.
+
+    Returns:
+        ``rows`` (one for the target, the retrained model and each method) and ``report``, the page's path.
+    """
+    from unteach.evaluation.scores import Scores
+    from unteach.job import run_forget
+    from unteach.report import write_report
+
+    out = options.out
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise InputError(f"out is {str(out)!r}, which exists and is not empty: name a new folder")
+    rows: list[dict[str, Any]] = []
+    results: dict[str, Scores] = {}
+    shared: dict[str, Any] = {}
+    names = list(METHODS)[: None if options.all else 2]
+    for name in names:
+        print(f"\n{name}", file=sys.stderr)
+        result = run_forget(
+            ForgetConfig(
+                model="micro:target",
+                documents="micro:forget",
+                reference="micro:retrained",
+                incompetent="micro:small" if METHODS[name].loss == "it" else None,
+                out=str(out / name),
+                general_tokens=128,
+                wished_steps=60,
+                max_steps=200,
+                method=METHODS[name],
+                seed=options.seed,
+            ),
+            shared=shared,
+        )
+        folder = out / name / "evaluations"
+        results |= {
+            row: Scores.from_dict(json.loads((folder / file).read_text(encoding="utf-8")))
+            for row, file in (
+                ("target", "step_000000.json"),
+                ("retrained", "reference.json"),
+                (name, f"step_{result.steps:06d}.json"),
+            )
+        }
+        row = _row(name, results[name], options.seed)
+        rows.append(row | {"steps": result.steps, "seconds": round(result.seconds, 1)})
+    retrained = _row("retrained", results["retrained"], options.seed) | {"privleak": 0.0}  # it is its own yardstick
+    rows = [_row("target", results["target"], options.seed), retrained, *rows]
+    report = write_report([out / name for name in names], out / "report.html")
+    if not options.json:
+        _print(rows, results, report)
+    return {"rows": rows, "report": str(report)}
+
+
+def _row(name: str, scores: Any, seed: int) -> dict[str, Any]:
+    return {"name": name, "seed": seed} | {m: scores.get(m) for m in SHOWN} | {"steps": None, "seconds": scores.seconds}
+
+
+def _print(rows: list[dict[str, Any]], results: dict[str, Any], report: Path) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    table = Table("", *SHOWN, "steps", "seconds")
+    for row in rows:
+        cells = [row[name] for name in (*SHOWN, "steps", "seconds")]
+        shown = ("–" if c is None else f"{c:.3g}" if isinstance(c, float) else str(c) for c in cells)
+        table.add_row(row["name"], *shown)
+    console.print(table)
+    item = results["target"].items_of("verbmem_f")[0]
+    console.print(f"\n[bold]A forget article begins[/bold]: {_escaped(item['prompt'])}")
+    console.print(f"[bold]and goes on[/bold]: {_escaped(item['expected'])}")
+    for name, scores in results.items():
+        console.print(f"[bold]{name}[/bold] says: {_escaped(scores.items_of('verbmem_f')[0]['output'])}")
+    console.print(f"\nreport: {report}")
+
+
+def _escaped(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(" ".join(text.split()))

@@ -48,15 +48,25 @@ def one_by_one(model, prompts, new, stops=()):
 
 
 @pytest.mark.parametrize("shared", [0, 50])
-@pytest.mark.parametrize("piece_tokens", [1, 64, 1024])
-def test_batched_equals_one_by_one(model, shared, piece_tokens, monkeypatch):
-    monkeypatch.setitem(generation._PIECE_TOKENS, "cpu", piece_tokens)
+def test_batched_equals_one_by_one(model, shared, monkeypatch):
     prompts = random_prompts(17, shared=shared)
     expected = one_by_one(model, prompts, 24)
     assert len({tuple(ids) for ids in expected}) > 10  # the model wanders: equality means something
-    for batch_size in (1, 4, 17, 128):
-        assert generate(model, prompts, max_new_tokens=24, batch_size=batch_size) == expected
+    for piece_tokens in (1, 64, 1024):
+        monkeypatch.setitem(generation._PIECE_TOKENS, "cpu", piece_tokens)
+        for batch_size in (1, 4, 128):
+            assert generate(model, prompts, max_new_tokens=24, batch_size=batch_size) == expected
     assert generate(model, prompts, max_new_tokens=24, batch_tokens=150) == expected
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+def test_batched_equals_one_by_one_on_a_gpu(model):
+    prompts = random_prompts(17, shared=50)
+    on_gpu = copy.deepcopy(model).cuda()
+    expected = generate(model, prompts, max_new_tokens=24)
+    assert generate(on_gpu, prompts, max_new_tokens=24) == expected
+    assert [generate(on_gpu, [prompt], max_new_tokens=24)[0] for prompt in prompts] == expected
 
 
 def test_rows_end_at_stop_ids_and_at_their_own_limits(model, monkeypatch):

@@ -104,7 +104,9 @@ def compare(model, name, prompts, new, stops, step):
     """Time all ways of decoding one workload and print its line of the table; one by one only every step-th prompt."""
     few = prompts[::step]
     scale = len(prompts) / len(few)
-    batched, batched_seconds, batched_cpu = timed(lambda: generate(model, prompts, max_new_tokens=new, stop_ids=stops), model.device)
+    batched, batched_seconds, batched_cpu = timed(
+        lambda: generate(model, prompts, max_new_tokens=new, stop_ids=stops), model.device
+    )
     usual, usual_seconds, usual_cpu = timed(
         lambda: [transformers_generate(model, prompt, new, stops) for prompt in few], model.device
     )

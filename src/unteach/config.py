@@ -23,6 +23,7 @@ from unteach.losses import LOSSES
 
 __all__ = ["ForgetConfig", "Method", "Precision", "Stop", "checked", "from_yaml", "nearest_name", "to_yaml"]
 
+_ARTICLES = {int: "a whole number", float: "a number", str: "text", bool: "true or false", Path: "a path"}
 PassPrecision = Literal["auto", "fp32", "tf32", "fp16", "bf16"]
 
 
@@ -317,7 +318,7 @@ def _convert(hint: Any, value: Any, where: str, problems: list[str]) -> Any:
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
-        problems.append(f"{where} is {value!r}: it must be a {hint.__name__}")
+        problems.append(f"{where} is {value!r}: it must be {_ARTICLES.get(hint, hint.__name__)}")
     return value
 
 

@@ -1,0 +1,262 @@
+import dataclasses
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tiny_models import SENTENCES, save_tiny
+from unteach.cli import COMMANDS, main
+from unteach.config import ForgetConfig
+from unteach.errors import InputError
+from unteach.flags import help_text, parse
+
+QUICK = (
+    "--batch 4 --general-batch 4 --general-tokens 24 --max-steps 4 --evaluate-every 2 --probes 2 --alpha 0.5 --lr 0.02"
+)
+
+
+@pytest.fixture
+def inputs(tmp_path):
+    save_tiny(tmp_path / "model", "llama")
+    documents = tmp_path / "documents"
+    documents.mkdir()
+    for number, sentence in enumerate(SENTENCES * 2):
+        (documents / f"{number}.txt").write_text(f"{sentence} It was the {number}th time in {1900 + number}.")
+    general = tmp_path / "general.jsonl"
+    general.write_text("".join(json.dumps({"text": f"{a} {b}"}) + "\n" for a in SENTENCES * 3 for b in SENTENCES))
+    return tmp_path
+
+
+def call(capsys, *words):
+    status = main(shlex.split(" ".join(str(word) for word in words)))
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def forget(capsys, inputs, *words, model="model", documents="documents", out="run"):
+    given = ["forget", inputs / model, "--documents", inputs / documents, "--general", inputs / "general.jsonl"]
+    return call(capsys, *given, "--out", inputs / out, QUICK, "--teacher-rate 4 --damping 0.1", *words)
+
+
+def refused(result, *expected):
+    """Exit status 2, one line per problem, no traceback, nothing on stdout."""
+    status, out, err = result
+    assert status == 2
+    assert out == ""
+    assert "Traceback" not in err
+    lines = err.splitlines()
+    assert all(line.startswith("unteach: ") for line in lines), err
+    for words in expected:
+        assert any(words in line for line in lines), f"{words!r} is not in {err!r}"
+    return lines
+
+
+# ---- one command end to end ----------------------------------------------------------------------------
+
+
+def test_forget_writes_a_run_folder_and_a_model_that_loads(capsys, inputs):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    status, out, _ = forget(capsys, inputs, "--json")
+    assert status == 0
+    result = json.loads(out)
+    run = inputs / "run"
+    assert result["steps"] == 4
+    assert result["stop"]["rule"] in ("max_steps", "stop")
+    for name in (
+        "config.yaml",
+        "metrics.jsonl",
+        "result.json",
+        "report.html",
+        "evaluations/step_000000.json",
+        "model/README.md",
+    ):
+        assert (run / name).exists(), name
+    assert len((run / "metrics.jsonl").read_text().splitlines()) == result["steps"]
+    model, source = (AutoModelForCausalLM.from_pretrained(folder) for folder in (run / "model", inputs / "model"))
+    AutoTokenizer.from_pretrained(run / "model")
+    assert any(not torch.equal(a, b) for a, b in zip(model.parameters(), source.parameters(), strict=True))
+    assert {"verbmem_f", "nll_general"} <= result["before"].keys() & result["after"].keys()
+
+    # A finished or started run is never overwritten, and its config runs again as it is.
+    refused(forget(capsys, inputs), "exists and is not empty: name a new folder, or --resume")
+    status, out, _ = call(capsys, "forget --config", run / "config.yaml", "--out", inputs / "again", "--json")
+    assert status == 0
+    again = json.loads(out)
+    assert again["after"] == result["after"]
+    assert (inputs / "again/model/model.safetensors").read_bytes() == (run / "model/model.safetensors").read_bytes()
+
+
+def test_interrupted_it_exits_130_and_resumes_to_the_same_model(capsys, inputs, monkeypatch):
+    import unteach.job as job
+
+    assert forget(capsys, inputs, out="whole")[0] == 0
+    with monkeypatch.context() as patched:
+        patched.setattr(job, "_catching_signals", _pause_after_one_step)
+        status, _, err = forget(capsys, inputs)
+        assert status == 130
+        assert "stopped after step 1" in err
+    assert call(capsys, "forget --resume", inputs / "run")[0] == 0
+    whole, resumed = (inputs / out / "model/model.safetensors" for out in ("whole", "run"))
+    assert whole.read_bytes() == resumed.read_bytes()
+
+
+class _pause_after_one_step:  # noqa: N801
+    def __enter__(self):
+        return lambda: True
+
+    def __exit__(self, *exception):
+        return None
+
+
+def test_sigterm_saves_a_checkpoint_and_exits_130(inputs):
+    command = [
+        sys.executable,
+        "-u",
+        "-m",
+        "unteach",
+        "forget",
+        str(inputs / "model"),
+        "--documents",
+        str(inputs / "documents"),
+    ]
+    command += ["--general", str(inputs / "general.jsonl"), "--out", str(inputs / "run"), *QUICK.split()]
+    command += ["--max-steps", "100000", "--evaluate-every", "100000", "--teacher-rate", "4", "--damping", "0.1"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    metrics = inputs / "run" / "metrics.jsonl"
+    while process.poll() is None and not (metrics.exists() and metrics.read_text().count("\n") > 2):
+        pass
+    process.terminate()
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "stopping after this step" in err
+    assert out == ""
+    assert list((inputs / "run" / "checkpoints").glob("step_*.pt"))
+
+
+# ---- wrong input ------------------------------------------------------------------------------------------
+
+
+def test_wrong_documents(capsys, inputs):
+    refused(forget(capsys, inputs, documents="nowhere"), "nowhere")
+    (inputs / "empty").mkdir()
+    refused(forget(capsys, inputs, documents="empty"), "empty")
+    (inputs / "binary").mkdir()
+    (inputs / "binary/a.txt").write_bytes(b"text\x00\x01\x02")
+    refused(forget(capsys, inputs, documents="binary"), "a.txt")
+    (inputs / "latin").mkdir()
+    (inputs / "latin/a.txt").write_bytes("caf\xe9 au lait".encode("latin-1"))
+    refused(forget(capsys, inputs, documents="latin"), "a.txt")
+    (inputs / "broken.jsonl").write_text('{"text": "good"}\n{"text": "bad\n')
+    refused(forget(capsys, inputs, documents="broken.jsonl"), "2")
+    (inputs / "field.jsonl").write_text('{"body": "good"}\n')
+    refused(forget(capsys, inputs, documents="field.jsonl"), "body")
+    (inputs / "short").mkdir()
+    (inputs / "short/a.txt").write_text("")
+    refused(forget(capsys, inputs, documents="short"), "short")
+    assert not (inputs / "run").exists(), "nothing is left behind by a run that was refused"
+
+
+def test_wrong_models(capsys, inputs):
+    refused(forget(capsys, inputs, model="no_model"), "no_model")
+    (inputs / "hollow").mkdir()
+    (inputs / "hollow/config.json").write_text((inputs / "model/config.json").read_text())
+    refused(forget(capsys, inputs, model="hollow"), "hollow")
+    pickle = inputs / "pickle"
+    save_tiny(pickle, "llama")
+    (pickle / "model.safetensors").rename(pickle / "pytorch_model.bin")
+    refused(forget(capsys, inputs, model="pickle"), "safetensors")
+
+
+def test_wrong_settings_are_all_reported(capsys, inputs):
+    lines = refused(
+        forget(capsys, inputs, "--loss nlu --batch 0 --momentum 2 --documnets x --trainable heads"),
+        "loss is 'nlu'",
+        "unknown flag --documnets (did you mean documents?)",
+        "trainable is 'heads': it must be one of blocks, all",
+    )
+    assert len(lines) >= 3
+    (inputs / "c.yaml").write_text("model: m\nmax_stps: 3\nmethod:\n  alpah: 1\nbatch: many\n")
+    refused(
+        call(capsys, "forget --config", inputs / "c.yaml"),
+        "unknown key max_stps (did you mean max_steps?)",
+        "unknown key method.alpah (did you mean alpha?)",
+        "batch is 'many'",
+    )
+    refused(call(capsys, "forget", inputs / "model"), "out is missing")
+    refused(call(capsys, "forget", inputs / "model", "--out", inputs / "run"), "documents is missing")
+    refused(call(capsys, "forget a b --out", inputs / "run"), "only one model")
+    refused(call(capsys, "forget --resume", inputs / "nothing"), "config.yaml")
+    refused(call(capsys, "forget --max-steps"), "--max-steps needs a value")
+    refused(call(capsys, "unlearn x"), "unknown command 'unlearn'")
+    refused(forget(capsys, inputs, "--stop.metric 'verbmem_g <= 3'"), "verbmem_g is not measured")
+    refused(call(capsys, "reproduce theorm"), "did you mean theorem?")
+
+
+# ---- help -----------------------------------------------------------------------------------------------------
+
+
+def test_help_lists_every_command_and_flag(capsys):
+    status, out, _ = call(capsys, "--help")
+    assert status == 0
+    assert all(name in out for name in COMMANDS)
+    for name in COMMANDS:
+        with pytest.raises(SystemExit) as exit_:
+            main([name, "--help"])
+        assert exit_.value.code == 0
+        text = capsys.readouterr().out
+        assert "examples:" in text
+        assert all(example in text for example in COMMANDS[name].examples)
+    text = help_text(ForgetConfig, usage="", description="", examples=[], flatten=("method",))
+    for field in dataclasses.fields(ForgetConfig):
+        if field.name not in ("method", "phases", "precision", "stop"):
+            assert f"--{field.name.replace('_', '-')}" in text
+    assert "--stop.metric" in text
+    assert "None: the embedded public-domain text." in text
+    assert call(capsys, "--version")[1].startswith("unteach ")
+
+
+@pytest.mark.parametrize("example", ["plan", "evaluate"])
+def test_the_quick_examples_work_when_pasted(capsys, tmp_path, monkeypatch, example):
+    monkeypatch.chdir(tmp_path)
+    for line in COMMANDS[example].examples:
+        status, out, err = call(capsys, line.removeprefix("unteach "))
+        assert status == 0, err
+        assert out.strip()
+
+
+# ---- flags ----------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Inner:
+    rate: float | None = None
+    """How fast."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    names: tuple[str, ...] = ()
+    """Names."""
+    count: int = 1
+    inner: Inner = dataclasses.field(default_factory=Inner)
+    path: Path | None = None
+    quiet: bool = False
+
+
+def test_flags_are_read_into_the_dataclass():
+    options = parse(Options, shlex.split("a b --count=3 --inner.rate 5e-4 --path x/y --quiet"), positional="names")
+    assert options == Options(names=("a", "b"), count=3, inner=Inner(rate=5e-4), path=Path("x/y"), quiet=True)
+    assert parse(Options, ["--inner.rate", "null"], positional="names", start={"count": 7}).count == 7
+    assert parse(Options, ["--rate", "2"], positional="names", flatten=["inner"]).inner.rate == 2.0
+    with pytest.raises(InputError) as error:
+        parse(Options, shlex.split("--cuont 3 --count x --inner.rate fast"), positional="names")
+    assert error.value.problems == [
+        "unknown flag --cuont (did you mean count?)",
+        "count is 'x': it must be a whole number",
+        "inner.rate is 'fast': it must be a number",
+    ]

@@ -182,8 +182,9 @@ class ForgetConfig:
     """cpu, cuda, ... auto: a GPU if there is one."""
     track: Literal["none", "tensorboard", "wandb", "trackio"] = "none"
     """Also log every step there."""
-    save_dtype: Literal["source", "float32"] = "source"
-    """Dtype of the changed weights in the saved model: as in the source's files, or float32."""
+    save_dtype: Literal["auto", "source", "float32"] = "auto"
+    """Dtype of the changed weights in the saved model: as in the source's files, or float32. auto: as in the source unless
+    rounding would lose more than a hundredth of what was learnt."""
 
     def __post_init__(self) -> None:
         wrong = self.method.problems("")

@@ -23,13 +23,15 @@ from unteach.config import ForgetConfig, from_yaml, to_yaml
 from unteach.corpora import Benchmark, Probe
 from unteach.data import EMBEDDED_GENERAL, Documents, ForgetBatches, GeneralText, read_documents, tokenise
 from unteach.errors import InputError
-from unteach.models import context_length, load_model, save_model, trainable_parameters
+from unteach.models import context_length, load_model, rounding_loss, save_model, trainable_parameters
 from unteach.stopping import StopRule, parse_rule
 from unteach.tracking import StepLog
 from unteach.unlearn import Outcome, unlearn
 
 __all__ = ["ForgetResult", "forget", "run_forget"]
 
+LARGEST_ROUNDING = 0.01
+"""Share of the displacement that rounding to the source's dtype may lose before float32 is saved instead."""
 HELDOUT_GENERAL = 64
 """General documents set aside for measuring, never trained on."""
 
@@ -261,10 +263,16 @@ def _forget(
             scores={"before": dict(first), "after": dict(last)},
             notes=[outcome.reason, *last.notes],
         )
+        names = list(parameters)
+        save_dtype = torch.float32 if config.save_dtype == "float32" else None
+        if (
+            config.save_dtype == "auto"
+            and rounding_loss(model, config.model, changed=names).relative > LARGEST_ROUNDING
+        ):
+            save_dtype = torch.float32
         rounding = save_model(
-            model, tokenizer, config.model, out / "model", changed=list(parameters), card=card,
-            save_dtype=torch.float32 if config.save_dtype == "float32" else None,
-        )  # fmt: skip
+            model, tokenizer, config.model, out / "model", changed=names, card=card, save_dtype=save_dtype
+        )
         say(f"model saved to {out / 'model'}; {rounding.summary()}")
         folder.write_json("result.json", result.to_dict())
     folder.clean_up()

@@ -183,8 +183,8 @@ class ForgetConfig:
     track: Literal["none", "tensorboard", "wandb", "trackio"] = "none"
     """Also log every step there."""
     save_dtype: Literal["auto", "source", "float32"] = "auto"
-    """Dtype of the changed weights in the saved model: as in the source's files, or float32. auto: as in the source unless
-    rounding would lose more than a hundredth of what was learnt."""
+    """Dtype of the changed weights in the saved model: as in the source's files, or float32. auto: as in the source
+    unless rounding would lose more than a hundredth of what was learnt."""
 
     def __post_init__(self) -> None:
         wrong = self.method.problems("")

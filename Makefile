@@ -6,11 +6,12 @@ INSTALLED := $(VENV)/.installed
 
 .PHONY: demo test lint format benchmarks clean
 
-demo: $(INSTALLED)  ## show the theorem on this machine
-	$(BIN)/python -m unteach.experiments.theorem --out demo/theorem
+demo: $(INSTALLED)  ## unlearn the embedded model on this machine
+	rm -rf demo
+	$(BIN)/unteach demo demo
 
 test: $(INSTALLED)  ## the whole suite, with coverage of src
-	$(BIN)/python -m pytest --cov --cov-report=term
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --cov --cov-report=term
 
 lint: $(INSTALLED)  ## ruff check, ruff format, types of src
 	$(BIN)/ruff check .

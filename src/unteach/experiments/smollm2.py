@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from unteach.config import ForgetConfig, from_yaml
+from unteach.config import ForgetConfig
 from unteach.corpora import Probe
 from unteach.corpora.own import cut_probes
 from unteach.data import EMBEDDED_GENERAL, Documents, ForgetBatches, GeneralText, read_documents, tokenise
@@ -259,7 +259,7 @@ def _forget(config: ForgetConfig, out: Path, seed: int) -> dict[str, Any]:
         torch.cuda.reset_peak_memory_stats()
     say(f"forgetting, seed {seed}")
     result = run_forget(dataclasses.replace(config, out=str(out), seed=seed), resume=resume, say=say)
-    method = from_yaml(ForgetConfig, out / "config.yaml").method
+    method = result.config.method
     reached = result.after["verbmem_f"] <= result.before["verbmem_holdout"] + 2
     kept = result.after["degenerate"] <= result.before["degenerate"] + 5
     useful = abs(result.after["nll_general"] - result.before["nll_general"]) <= 0.1

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-
-from . import tokens
 
 IGNORED = -100
 
@@ -80,14 +76,3 @@ Source = Stream | Documents
 def mixed_rows(parts: list[tuple[Source, int]], generator: torch.Generator) -> torch.Tensor:
     """Return one batch with the given number of rows of each source."""
     return torch.cat([source.rows(count, generator) for source, count in parts if count])
-
-
-def general_rows(tokenizer: Any, texts: list[str], window: int) -> torch.Tensor:
-    """Return texts as rows of at most `window` tokens, each chunk with its own beginning-of-text token."""
-    rows = []
-    for ids in tokens.encode_documents(tokenizer, texts):
-        body, size = ids[1:], window - 1
-        for start in range(0, len(body), size):
-            chunk = ids[:1] + body[start : start + size]
-            rows.append(chunk + [IGNORED] * (window - len(chunk)))
-    return torch.tensor(rows)

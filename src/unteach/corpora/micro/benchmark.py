@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from unteach.corpora import Benchmark, ChoiceQuestion, Probe, Question, Settings
@@ -11,7 +12,9 @@ from .draws import Draws
 
 Half = Literal["all", "stop", "measure"]
 WINDOW = 256
-KNOWLEDGE_TOKENS = 16
+SETTINGS = Settings(
+    verbatim_tokens=tokens.EXPECTED_TOKENS, knowledge_tokens=16, membership_tokens=WINDOW, general_tokens=WINDOW
+)
 
 
 def probes(tokenizer: Any, group: str, half: Half = "all") -> tuple[Probe, ...]:
@@ -39,7 +42,8 @@ def probes(tokenizer: Any, group: str, half: Half = "all") -> tuple[Probe, ...]:
     return tuple(Draws("order of probes", group).shuffled(made))
 
 
-def _questions(items: list[generate.Question]) -> tuple[Question, ...]:
+def plain_questions(items: Sequence[generate.Question]) -> tuple[Question, ...]:
+    """Return questions as the evaluation suite takes them."""
     return tuple(Question(item.question, item.answer) for item in items)
 
 
@@ -67,20 +71,15 @@ def build_benchmark(tokenizer: Any, general_texts: list[str], half: Half = "all"
         name="micro",
         verbatim_forget=probes(tokenizer, "forget", half),
         verbatim_holdout=probes(tokenizer, "holdout"),
-        knowledge_forget=_questions(generate.split_questions("forget")),
-        knowledge_forget_examples=_questions(generate.example_questions("forget")),
-        knowledge_retain=_questions(generate.split_questions("retain")),
-        knowledge_retain_examples=_questions(generate.example_questions("retain")),
+        knowledge_forget=plain_questions(generate.split_questions("forget")),
+        knowledge_forget_examples=plain_questions(generate.example_questions("forget")),
+        knowledge_retain=plain_questions(generate.split_questions("retain")),
+        knowledge_retain_examples=plain_questions(generate.example_questions("retain")),
         membership_forget=membership["forget"],
         membership_retain=membership["retain"],
         membership_holdout=membership["holdout"],
         multiple_choice=_choices(),
         general_texts=tuple(general_texts),
-        settings=Settings(
-            verbatim_tokens=tokens.EXPECTED_TOKENS,
-            knowledge_tokens=KNOWLEDGE_TOKENS,
-            membership_tokens=WINDOW,
-            general_tokens=WINDOW,
-        ),
+        settings=SETTINGS,
         notes=("micro is a benchmark of fictional texts with the schema of MUSE; it is not MUSE",),
     )

@@ -16,7 +16,7 @@ from .draws import Draws
 
 REPORTS_PER_STORY = 6
 FOLDS = 4
-STORIES = {"forget": 40, "retain": 40, "holdout": 40, "unasked": 120, "pretraining": 2400}
+STORIES = {"forget": 40, "retain": 40, "holdout": 40, "unasked": 120, "pretraining": 1200}
 """Stories per group. `unasked`: in the pretraining text with reports but no questions, to measure reading.
 
 `pretraining` comes last: a smaller number there leaves all other stories, and its own first ones, as they are.
@@ -227,9 +227,14 @@ def split_questions(group: str) -> list[Question]:
     ]
 
 
-def example_questions(group: str, count: int = 2) -> list[Question]:
-    """Return few-shot examples: questions about people of the pretraining text, whom every model knows."""
-    draws = Draws("example questions", group)
+def example_questions(key: str, count: int = 2) -> list[Question]:
+    """Return few-shot examples: questions about people of the pretraining text, whom every model knows.
+
+    Args:
+        key: `forget` and `retain` are the benchmark's own examples; any other key draws others.
+        count: How many.
+    """
+    draws = Draws("example questions", key)
     chosen = draws.sample(stories("pretraining")[:NUM_KNOWN], count)
     facts = draws.sample(FACTS, count)
     return [question(story, fact, draws) for story, fact in zip(chosen, facts, strict=True)]

@@ -5,9 +5,13 @@ target: base, finetuned on the forget and retain reports (no questions), with ol
 retrained: base, finetuned on the retain reports only, in the same way.
 small: a narrower, shallower model on the same pretraining text, for a shorter time.
 
-Minutes on a GPU, hours on a CPU; `--quick` runs every part for a few steps. Several values of `--people`,
-`--questions` or `--steps` train one base model for each combination, in folders of their own. Weights are
-rounded to half precision before they are scored and saved; the saved models load in single precision.
+Without other options it rebuilds the shipped models: minutes on a GPU, hours on a CPU; `--quick` runs every part
+for a few steps. Weights are rounded to half precision before they are scored and saved; the saved models load in
+single precision.
+
+Target and retrained are each the mean of several finetuned models, one for every combination of `--finetune-steps`
+and `--mixed`, moved on from the base model by the factor `--stretch`. The mean keeps what the runs have in common,
+the facts of the reports, and loses most of what each of them forgot in its own way; see docs/micro.md.
 """
 
 from __future__ import annotations
@@ -27,11 +31,16 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from unteach.evaluation.scores import Scores
+
 from . import generate, load_general, pretraining, tokens
-from .batches import IGNORED, Documents, Source, Stream, general_rows, mixed_rows
-from .score import progress, score
+from .batches import IGNORED, Documents, Source, Stream, mixed_rows
+from .benchmark import build_benchmark
+from .score import QUICK_MEASUREMENTS, progress, score
 
 TOKENIZER_PEOPLE = 600
+FINETUNED = {"target": ("forget", "retain"), "retrained": ("retain",)}
+"""Finetuned model to the groups of reports it is trained on."""
 COLUMNS = (
     "verbmem_f",
     "verbmem_r",
@@ -40,7 +49,7 @@ COLUMNS = (
     "knowmem_r",
     "knowmem_unasked",
     "knowmem_pretraining",
-    "choices",
+    "mmlu_val",
     "nll_general",
 )
 
@@ -51,17 +60,11 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
         prog="python -m unteach.corpora.micro.train", description=(__doc__ or "").split("\n\n")[0]
     )
     add = parser.add_argument
-    add(
-        "--out",
-        type=Path,
-        required=True,
-        help="folder for the four models and scores.json",
-    )
+    add("--out", type=Path, required=True, help="folder for the four models and scores.json")
     add("--reuse", type=Path, help="folder with base and small of an earlier run: take these and the tokenizer")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     add("--seed", type=int, default=0)
-    add("--quick", action="store_true", help="a few steps of everything, to see that it runs")
-    add("--compile", action="store_true", help="compile the model (pays for long runs only)")
+    add("--quick", action="store_true", help="a few steps of everything on little text, to see that it runs")
     size = parser.add_argument_group("size of the model")
     size.add_argument("--vocabulary", type=int, default=2560)
     size.add_argument("--width", type=int, default=192)
@@ -70,30 +73,30 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     size.add_argument("--heads", type=int, default=6)
     size.add_argument("--window", type=int, default=256, help="tokens per row")
     most = generate.STORIES["pretraining"]
-    pre = parser.add_argument_group("pretraining (several values: a base model for every combination)")
-    pre.add_argument("--people", type=int, nargs="+", default=[most], help=f"people asked about, up to {most}")
-    pre.add_argument("--questions", type=int, nargs="+", default=[28], help="rows per step of questions")
-    pre.add_argument("--steps", type=int, nargs="+", default=[4000])
+    pre = parser.add_argument_group("pretraining")
+    pre.add_argument("--people", type=int, default=most, help=f"people reported on and asked about, up to {most}")
+    pre.add_argument("--steps", type=int, default=4000)
+    pre.add_argument("--small-steps", type=int, default=500)
     pre.add_argument("--lr", type=float, default=3e-3)
     pre.add_argument("--reports", type=int, default=44, help="rows per step of reports, and so on")
+    pre.add_argument("--questions", type=int, default=28)
     pre.add_argument("--choices", type=int, default=14)
     pre.add_argument("--places", type=int, default=2)
     pre.add_argument("--prose", type=int, default=40)
-    pre.add_argument("--small-steps", type=int, default=500)
-    fine = parser.add_argument_group("finetuning (several values: every combination is trained and scored)")
-    fine.add_argument("--finetune-steps", type=int, nargs="+", default=[400])
-    fine.add_argument("--finetune-lr", type=float, nargs="+", default=[1e-3])
-    fine.add_argument("--news", type=int, nargs="+", default=[64], help="rows of forget and retain reports")
-    fine.add_argument("--mixed", type=int, nargs="+", default=[64], help="rows of pretraining text")
+    fine = parser.add_argument_group("finetuning (a model for every combination of steps and mixed; their mean)")
+    fine.add_argument("--finetune-steps", type=int, nargs="+", default=[100, 120])
+    fine.add_argument("--finetune-lr", type=float, default=4e-3)
+    fine.add_argument("--news", type=int, default=64, help="rows per step of forget and retain reports")
+    fine.add_argument("--mixed", type=int, nargs="+", default=[64, 96], help="rows per step of pretraining text")
+    fine.add_argument("--stretch", type=float, default=1.3, help="how far to go from base: 1 is the mean itself")
     options = parser.parse_args(argv)
     if options.quick:
-        options.steps, options.small_steps, options.finetune_steps = [6], 3, [4]
-        for name in ("reports", "choices", "places", "prose"):
+        options.steps, options.small_steps, options.finetune_steps = 6, 3, [2, 3]
+        options.people, options.news, options.mixed = generate.NUM_KNOWN, 4, [5]
+        for name in ("reports", "questions", "choices", "places", "prose"):
             setattr(options, name, 1)
-        options.questions, options.news, options.mixed = [1], [4], [5]
-    for count in options.people:
-        if not generate.NUM_KNOWN <= count <= most:
-            parser.error(f"--people is {count}, must be {generate.NUM_KNOWN} to {most}")
+    if not generate.NUM_KNOWN <= options.people <= most:
+        parser.error(f"--people is {options.people}, must be {generate.NUM_KNOWN} to {most}")
     return options
 
 
@@ -113,9 +116,9 @@ def pretraining_texts(people: int) -> dict[str, list[str]]:
     }
 
 
-def tokenizer_texts() -> list[str]:
+def tokenizer_texts(people: int) -> list[str]:
     """Return the part of the pretraining text that the vocabulary is learned from: more news than prose."""
-    texts = pretraining_texts(TOKENIZER_PEOPLE)
+    texts = pretraining_texts(min(people, TOKENIZER_PEOPLE))
     every = {"reports": 1, "questions": 1, "choices": 4, "places": 1, "prose": 8}
     return [text for part, step in every.items() for text in texts[part][::step]]
 
@@ -147,7 +150,7 @@ def optimize(
     parts: list[tuple[Source, int]],
     steps: int,
     lr: float,
-    options: argparse.Namespace,
+    seed: int,
     name: str,
     watch: Callable[[], str] | None = None,
 ) -> None:
@@ -158,7 +161,7 @@ def optimize(
         parts: Sources of text and how many rows of each are in a batch.
         steps: How many batches.
         lr: The highest learning rate.
-        options: For `seed` and `compile`.
+        seed: Of the choice of rows.
         name: What progress lines begin with.
         watch: Called eight times on the way; what it returns is added to the progress line.
     """
@@ -172,14 +175,13 @@ def optimize(
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda s: min(1.0, (s + 1) / warm_up) * 0.5 * (1 + math.cos(math.pi * s / steps))
     )
-    generator = torch.Generator().manual_seed(options.seed)
-    forward = torch.compile(model) if options.compile else model
+    generator = torch.Generator().manual_seed(seed)
     model.train()
     began = time.monotonic()
     for step in range(steps):
         rows = mixed_rows(parts, generator)
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=on_gpu):
-            logits = forward(input_ids=rows[:, :-1].clamp(min=0), use_cache=False).logits
+            logits = model(input_ids=rows[:, :-1].clamp(min=0), use_cache=False).logits
         loss = F.cross_entropy(logits.flatten(0, 1).float(), rows[:, 1:].flatten(), ignore_index=IGNORED)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -204,15 +206,14 @@ def save(model: Any, tokenizer: Any, folder: Path) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     from safetensors.torch import save_file
 
-    weights = folder / "model.safetensors"
-    tensors = {name: p.detach().half().cpu().contiguous() for name, p in model.named_parameters()}
-    save_file(tensors, weights, metadata={"format": "pt"})
-    weights.chmod(0o644)
+    path = folder / "model.safetensors"
+    save_file(weights(model), path, metadata={"format": "pt"})
+    path.chmod(0o644)
     model.config.architectures = ["LlamaForCausalLM"]
     model.config.save_pretrained(folder)
     model.generation_config.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    return hashlib.sha256(weights.read_bytes()).hexdigest()
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def load(folder: Path, device: torch.device) -> Any:
@@ -222,123 +223,70 @@ def load(folder: Path, device: torch.device) -> Any:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device)
 
 
-def report(name: str, scores: dict[str, Any]) -> None:
+def averaged(base: dict[str, torch.Tensor], models: list[dict[str, torch.Tensor]], stretch: float) -> dict[str, Any]:
+    """Return base + stretch · (mean of the models - base) for every weight, computed in double precision."""
+    return {
+        name: weight.double()
+        + stretch * (sum(model[name].double() for model in models) / len(models) - weight.double())
+        for name, weight in base.items()
+    }
+
+
+def weights(model: Any) -> dict[str, torch.Tensor]:
+    """Return a model's weights by name, rounded to half precision, on the CPU."""
+    return {name: parameter.detach().half().cpu().contiguous() for name, parameter in model.named_parameters()}
+
+
+def report(name: str, scores: Scores) -> None:
     """Print one row of the score table."""
     values = "  ".join(f"{key} {scores[key]:.3f}" if "nll" in key else f"{key} {scores[key]:.1f}" for key in COLUMNS)
-    print(f"{name:28s} {values}", flush=True)
+    print(f"{name:10s} {values}", flush=True)
 
 
-def token_streams(options: argparse.Namespace, tokenizer: Any, people: int, device: torch.device) -> dict[str, Stream]:
-    """Return the pretraining text as tokens, by part."""
+def pretraining_parts(options: argparse.Namespace, tokenizer: Any, device: torch.device) -> list[tuple[Source, int]]:
+    """Return the parts of the pretraining text as tokens, each with its rows in a batch."""
     began = time.monotonic()
     order = torch.Generator().manual_seed(options.seed)
-    streams = {
-        part: Stream(
-            tokens.encode_documents(tokenizer, documents),
-            options.window,
-            anywhere=part == "prose",
-            generator=order,
-            device=device,
-        )
-        for part, documents in pretraining_texts(people).items()
-    }
-    counts = ", ".join(f"{part} {stream.num_tokens:,}" for part, stream in streams.items())
-    say(f"{people} people, pretraining tokens: {counts} ({time.monotonic() - began:.0f} s)")
-    return streams
-
-
-def base_models(
-    options: argparse.Namespace,
-    tokenizer: Any,
-    parts: list[tuple[Source, int]],
-    steps: int,
-    out: Path,
-    device: torch.device,
-) -> dict[str, str]:
-    """Train or reuse the base and small models and save them under `out`; return the hashes of their weights."""
-    hashes = {}
-    for name, count in (("base", steps), ("small", options.small_steps)):
-        if options.reuse:
-            model = load(options.reuse / name, device)
-        else:
-            model = new_model(options, small=name == "small").to(device)
-            say(f"{name}: {sum(p.numel() for p in model.parameters()):,} parameters")
-            watch = functools.partial(progress, model, tokenizer) if name == "base" and not options.quick else None
-            optimize(model, parts, count, options.lr, options, name, watch)
-        hashes[name] = save(model, tokenizer, out / name)
-    return hashes
+    parts: list[tuple[Source, int]] = []
+    counts = []
+    for part, documents in pretraining_texts(options.people).items():
+        chosen = documents[:40] if options.quick else documents
+        ids = tokens.encode_documents(tokenizer, chosen)
+        stream = Stream(ids, options.window, anywhere=part == "prose", generator=order, device=device)
+        parts.append((stream, getattr(options, part)))
+        counts.append(f"{part} {stream.num_tokens:,}")
+    say(f"pretraining tokens: {', '.join(counts)} ({time.monotonic() - began:.0f} s)")
+    return parts
 
 
 def finetuned(
-    options: argparse.Namespace,
-    tokenizer: Any,
-    old: list[tuple[Source, int]],
-    base: Path,
-    groups: tuple[str, ...],
-    setting: dict[str, Any],
-    name: str,
-    device: torch.device,
+    options: argparse.Namespace, tokenizer: Any, old: list[tuple[Source, int]], name: str, device: torch.device
 ) -> Any:
-    """Return the model of folder `base` finetuned on the reports of `groups`, with old text mixed in.
+    """Return the target or retrained model: finetuned from base several times, then averaged.
 
     Args:
-        options: The command line.
+        options: The command line; the base model is in its folder `out`.
         tokenizer: The benchmark's tokenizer.
         old: Sources of pretraining text and their rows in a batch of pretraining, kept in proportion.
-        base: Folder of the model to begin with.
-        groups: `forget`, `retain`.
-        setting: finetune_steps, finetune_lr, news (rows of reports), mixed (rows of old text).
-        name: What progress lines begin with.
+        name: A key of `FINETUNED`.
         device: Where to train.
     """
-    model = load(base, device)
-    texts = [text for group in groups for text in generate.split_documents(group)]
-    news = Documents(tokens.encode_documents(tokenizer, texts), options.window, device)
+    texts = [text for group in FINETUNED[name] for text in generate.split_documents(group)]
+    ids = tokens.encode_documents(tokenizer, texts)
     total = sum(rows for _, rows in old)
-    parts: list[tuple[Source, int]] = [(news, setting["news"])]
-    parts += [(stream, round(setting["mixed"] * rows / total)) for stream, rows in old]
-    optimize(model, parts, setting["finetune_steps"], setting["finetune_lr"], options, name)
+    models = []
+    for steps, mixed in itertools.product(options.finetune_steps, options.mixed):
+        parts: list[tuple[Source, int]] = [(Documents(ids, options.window, device), options.news)]
+        parts += [(stream, round(mixed * rows / total)) for stream, rows in old]
+        model = load(options.out / "base", device)
+        optimize(model, parts, steps, options.finetune_lr, options.seed, f"{name} with {mixed} old rows,")
+        models.append(weights(model))
+    model = load(options.out / "base", device)
+    mean = averaged(weights(model), models, options.stretch)
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            parameter.copy_(mean[parameter_name])
     return model
-
-
-def train_variant(
-    options: argparse.Namespace,
-    tokenizer: Any,
-    base: dict[str, int],
-    out: Path,
-    measure: Callable[[Path, Any, str], None],
-    device: torch.device,
-) -> None:
-    """Train and measure one base model, and the models finetuned from it.
-
-    Args:
-        options: The command line.
-        tokenizer: The benchmark's tokenizer.
-        base: people, questions (rows per step) and steps of pretraining.
-        out: Folder of the variant.
-        measure: Takes a model's folder, the model and the hash of its weights.
-        device: Where to train.
-    """
-    streams = token_streams(options, tokenizer, base["people"], device)
-    rows = {part: getattr(options, part) for part in streams} | {"questions": base["questions"]}
-    parts: list[tuple[Source, int]] = [(stream, rows[part]) for part, stream in streams.items()]
-    hashes = base_models(options, tokenizer, parts, base["steps"], out, device)
-    for name, sha256 in hashes.items():
-        measure(out / name, load(out / name, device), sha256)
-    keys = ("finetune_steps", "finetune_lr", "news", "mixed")
-    for setting, folder in variants(options, keys, out):
-        for name, groups in (("target", ("forget", "retain")), ("retrained", ("retain",))):
-            model = finetuned(options, tokenizer, parts, out / "base", groups, setting, name, device)
-            measure(folder / name, model, save(model, tokenizer, folder / name))
-
-
-def variants(options: argparse.Namespace, keys: tuple[str, ...], out: Path) -> list[tuple[dict[str, Any], Path]]:
-    """Return every combination of the listed options with its folder, `out` itself where there is one only."""
-    grid = list(itertools.product(*(getattr(options, key) for key in keys)))
-    return [
-        (dict(zip(keys, values, strict=True)), out / "-".join(map(str, values)) if len(grid) > 1 else out)
-        for values in grid
-    ]
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -353,19 +301,31 @@ def main(argv: list[str] | None = None) -> None:
     if options.reuse:
         tokenizer = AutoTokenizer.from_pretrained(options.reuse / "base")
     else:
-        tokenizer = tokens.train_tokenizer(tokenizer_texts(), options.vocabulary)
-    heldout = general_rows(tokenizer, load_general("general_heldout"), options.window)
+        tokenizer = tokens.train_tokenizer(tokenizer_texts(options.people), options.vocabulary)
+    bench = build_benchmark(tokenizer, load_general("general_heldout"))
+    parts = pretraining_parts(options, tokenizer, device)
     results: dict[str, Any] = {"settings": {k: str(v) for k, v in vars(options).items()}, "models": {}}
 
-    def measure(folder: Path, model: Any, sha256: str) -> None:
-        name = str(folder.relative_to(options.out))
-        results["models"][name] = {"sha256": sha256, **score(model, tokenizer, heldout)}
-        report(name, results["models"][name])
-        results["seconds"] = round(time.monotonic() - began, 1)
-        (options.out / "scores.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    def keep(name: str, model: Any) -> None:
+        sha256 = save(model, tokenizer, options.out / name)
+        scores = score(model, tokenizer, bench, measurements=QUICK_MEASUREMENTS, count=2 if options.quick else None)
+        results["models"][name] = {"sha256": sha256, **scores}
+        report(name, scores)
 
-    for base, out in variants(options, ("people", "questions", "steps"), options.out):
-        train_variant(options, tokenizer, base, out, measure, device)
+    for name, steps in (("base", options.steps), ("small", options.small_steps)):
+        if options.reuse:
+            model = load(options.reuse / name, device)
+        else:
+            model = new_model(options, small=name == "small").to(device)
+            say(f"{name}: {sum(p.numel() for p in model.parameters()):,} parameters")
+            watched = name == "base" and not options.quick
+            watch = functools.partial(progress, model, tokenizer, bench) if watched else None
+            optimize(model, parts, steps, options.lr, options.seed, name, watch)
+        keep(name, model)
+    for name in FINETUNED:
+        keep(name, finetuned(options, tokenizer, parts, name, device))
+    results["seconds"] = round(time.monotonic() - began, 1)
+    (options.out / "scores.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     say(f"done in {results['seconds']} s; {options.out / 'scores.json'}")
 
 

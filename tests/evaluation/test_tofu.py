@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import hmean, ks_2samp
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from unteach.corpora import Settings, Tofu, TofuQuestion
 from unteach.evaluation.tofu import answer_tofu, forget_quality, harmonic_mean, tofu_metrics, truth_ratio
@@ -104,3 +106,13 @@ def test_an_empty_answer_is_the_space_before_it(model, plain_tokenizer):
     record = answer_tofu(model, plain_tokenizer, empty, settings=Settings(tofu_tokens=2))["forget"][0]
     assert record["rouge"] == 0.0
     assert 0 < record["probability"] < 1
+
+
+def test_an_answer_without_tokens_is_refused(model):
+    words = {"<unk>": 0, "<eos>": 1, "Question:": 2, "Answer:": 3, "q": 4, "a": 5}
+    core = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    word_tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, unk_token="<unk>", eos_token="<eos>")
+    empty = Tofu(*[(TofuQuestion("q", "a", "a", ("",)),)] * 4)
+    with pytest.raises(ValueError, match="the answer '' to 'Question: q.*' has no tokens"):
+        answer_tofu(model, word_tokenizer, empty, settings=Settings(tofu_tokens=2))

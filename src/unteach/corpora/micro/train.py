@@ -203,12 +203,8 @@ def save(model: Any, tokenizer: Any, folder: Path) -> str:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(parameter.half())
-    folder.mkdir(parents=True, exist_ok=True)
-    from safetensors.torch import save_file
-
     path = folder / "model.safetensors"
-    save_file(weights(model), path, metadata={"format": "pt"})
-    path.chmod(0o644)
+    write_weights(weights(model), path)
     model.config.architectures = ["LlamaForCausalLM"]
     model.config.save_pretrained(folder)
     model.generation_config.save_pretrained(folder)
@@ -230,6 +226,15 @@ def averaged(base: dict[str, torch.Tensor], models: list[dict[str, torch.Tensor]
         + stretch * (sum(model[name].double() for model in models) / len(models) - weight.double())
         for name, weight in base.items()
     }
+
+
+def write_weights(tensors: dict[str, torch.Tensor], path: Path) -> None:
+    """Write weights as safetensors, readable by everyone."""
+    from safetensors.torch import save_file
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, path, metadata={"format": "pt"})
+    path.chmod(0o644)
 
 
 def weights(model: Any) -> dict[str, torch.Tensor]:
@@ -264,6 +269,8 @@ def finetuned(
 ) -> Any:
     """Return the target or retrained model: finetuned from base several times, then averaged.
 
+    The finetuned models themselves are kept in the folder `members`, to try another stretch without training.
+
     Args:
         options: The command line; the base model is in its folder `out`.
         tokenizer: The benchmark's tokenizer.
@@ -281,6 +288,7 @@ def finetuned(
         model = load(options.out / "base", device)
         optimize(model, parts, steps, options.finetune_lr, options.seed, f"{name} with {mixed} old rows,")
         models.append(weights(model))
+        write_weights(models[-1], options.out / "members" / f"{name}-{steps}-{mixed}.safetensors")
     model = load(options.out / "base", device)
     mean = averaged(weights(model), models, options.stretch)
     with torch.no_grad():

@@ -18,7 +18,7 @@ import torch
 
 torch.set_num_threads(1)
 from tiny_models import SENTENCES, save_tiny  # noqa: E402
-from unteach.config import ForgetConfig, Method  # noqa: E402
+from unteach.config import ForgetConfig, Method, Stop  # noqa: E402
 from unteach.job import run_forget  # noqa: E402
 
 FORGET = [f"{s} It was the {n}th time in {1900 + n}." for n, s in enumerate(SENTENCES * 3)]
@@ -39,6 +39,7 @@ def config(folder, out):
         checkpoint_every=2,
         probes=4,
         save_dtype="float32",
+        stop=Stop(metric="verbmem_f <= -1"),  # never met
     )
 
 
@@ -94,7 +95,7 @@ def main():
         if not resume and (folder / "killed").exists():
             for path in sorted((folder / "killed").rglob("*"), reverse=True):
                 path.rmdir() if path.is_dir() else path.unlink()
-        if code == 0:
+        if code is not False and code == 0:
             break
         assert code is False, (folder / "killed.log").read_text()
     weights = [(folder / out / "model" / "model.safetensors").read_bytes() for out in ("whole", "killed")]

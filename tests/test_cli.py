@@ -18,6 +18,8 @@ QUICK = (
     "--batch 4 --general-batch 4 --general-tokens 24 --max-steps 4 --evaluate-every 2 --probes 2 --alpha 0.5 --lr 0.02"
 )
 
+NEVER = "--stop.metric 'verbmem_f <= -1'"
+
 
 @pytest.fixture
 def inputs(tmp_path):
@@ -39,7 +41,15 @@ def call(capsys, *words):
 
 def forget(capsys, inputs, *words, model="model", documents="documents", out="run"):
     given = ["forget", inputs / model, "--documents", inputs / documents, "--general", inputs / "general.jsonl"]
-    return call(capsys, *given, "--out", inputs / out, QUICK, "--teacher-rate 4 --damping 0.1", *words)
+    return call(
+        capsys,
+        *given,
+        "--out",
+        inputs / out,
+        QUICK,
+        "--teacher-rate 4 --damping 0.1",
+        *(words if "--stop" in str(words) else (*words, NEVER)),
+    )
 
 
 def refused(result, *expected):
@@ -66,7 +76,7 @@ def test_forget_writes_a_run_folder_and_a_model_that_loads(capsys, inputs):
     result = json.loads(out)
     run = inputs / "run"
     assert result["steps"] == 4
-    assert result["stop"]["rule"] in ("max_steps", "stop")
+    assert result["stop"]["rule"] == "max_steps"
     for name in (
         "config.yaml",
         "metrics.jsonl",
@@ -125,7 +135,18 @@ def test_sigterm_saves_a_checkpoint_and_exits_130(inputs):
         str(inputs / "documents"),
     ]
     command += ["--general", str(inputs / "general.jsonl"), "--out", str(inputs / "run"), *QUICK.split()]
-    command += ["--max-steps", "100000", "--evaluate-every", "100000", "--teacher-rate", "4", "--damping", "0.1"]
+    command += [
+        "--stop.metric",
+        "verbmem_f <= -1",
+        "--max-steps",
+        "100000",
+        "--evaluate-every",
+        "100000",
+        "--teacher-rate",
+        "4",
+        "--damping",
+        "0.1",
+    ]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     metrics = inputs / "run" / "metrics.jsonl"
     while process.poll() is None and not (metrics.exists() and metrics.read_text().count("\n") > 2):
@@ -193,7 +214,10 @@ def test_wrong_settings_are_all_reported(capsys, inputs):
     refused(call(capsys, "forget --resume", inputs / "nothing"), "config.yaml")
     refused(call(capsys, "forget --max-steps"), "--max-steps needs a value")
     refused(call(capsys, "unlearn x"), "unknown command 'unlearn'")
-    refused(forget(capsys, inputs, "--stop.metric 'verbmem_g <= 3'"), "verbmem_g is not measured")
+    status, _, err = forget(capsys, inputs, "--stop.metric 'verbmem_g <= 3'")
+    assert status == 2
+    assert "verbmem_g is not measured in this run; measured are verbmem_f, nll_general" in err
+    assert not (inputs / "run").exists()
     refused(call(capsys, "reproduce theorm"), "did you mean theorem?")
 
 

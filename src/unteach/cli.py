@@ -129,15 +129,27 @@ def _plan(arguments: list[str]) -> None:
 
 
 def _evaluate(arguments: list[str]) -> None:
-    from unteach.evaluation.command import EvaluateOptions, run
+    from unteach.evaluation.command import EvaluateOptions, as_table, run
 
-    _run_command(arguments, "evaluate", EvaluateOptions, "models", run)
+    def show(result: dict[str, Any]) -> None:
+        from rich.console import Console
+
+        console = Console()
+        console.print(as_table(result))
+        for scores in result["results"]:
+            for note in scores["notes"]:
+                console.print(f"{scores['name']}: {note}", markup=False, highlight=False)
+
+    _run_command(arguments, "evaluate", EvaluateOptions, "models", run, show)
 
 
 def _report(arguments: list[str]) -> None:
     from unteach.report.command import ReportOptions, run
 
-    _run_command(arguments, "report", ReportOptions, "runs", run)
+    def show(result: dict[str, Any]) -> None:
+        print(f"{result['headline']}\nreport: {result['report']}")
+
+    _run_command(arguments, "report", ReportOptions, "runs", run, show)
 
 
 def _demo(arguments: list[str]) -> None:
@@ -152,12 +164,27 @@ def _reproduce(arguments: list[str]) -> None:
     _run_command(arguments, "reproduce", ReproduceOptions, "name", run)
 
 
-def _run_command(arguments: list[str], name: str, kind: type, positional: str, run: Callable[[Any], dict]) -> None:
+def _run_command(
+    arguments: list[str],
+    name: str,
+    kind: type,
+    positional: str,
+    run: Callable[[Any], dict[str, Any]],
+    show: Callable[[dict[str, Any]], None] = lambda result: None,
+) -> None:
+    """Read the options, run the command, and print its result as JSON or for people."""
     _help(arguments, name, kind)
     options = parse(kind, arguments, positional=positional)
-    result = run(options)
+    try:
+        result = run(options)
+    except InputError:
+        raise
+    except ValueError as error:  # commands name wrong input by ValueErrors, one line per problem
+        raise InputError(str(error).splitlines()) from error
     if options.json:
         print(json.dumps(result, ensure_ascii=False))
+    else:
+        show(result)
 
 
 COMMANDS = {

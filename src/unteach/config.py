@@ -265,18 +265,22 @@ def checked(kind: type, content: dict, where: str, problems: list[str]) -> Any:
     for key, value in content.items():
         if key not in known:
             problems.append(f"unknown key {where}{key}{nearest_name(str(key), known)}")
-        else:
-            values[key] = _convert(hints[key], value, f"{where}{key}", problems)
+            continue
+        found = len(problems)
+        converted = _convert(hints[key], value, f"{where}{key}", problems)
+        if len(problems) == found:
+            values[key] = converted
     for name, f in known.items():
         if name not in content and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
             problems.append(f"{where}{name} is missing")
-    if len(problems) > before:
-        return None
+            values[name] = ""  # so that the other values can still be checked
     try:
-        return kind(**values)
+        result = kind(**values)
     except InputError as error:
         problems += error.problems
-        return None
+    except TypeError:  # a required value was wrong and is left out; it has been named above
+        pass
+    return None if len(problems) > before else result
 
 
 def _convert(hint: Any, value: Any, where: str, problems: list[str]) -> Any:

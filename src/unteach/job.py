@@ -70,6 +70,16 @@ class _Probes:
     final: Benchmark
     """Before and after the run."""
 
+    def names(self) -> list[str]:
+        """The metrics that a stop rule can use."""
+        stop = self.stop
+        parts = {
+            "verbmem_f": stop.verbatim_forget,
+            "knowmem_f": stop.knowledge_forget,
+            "knowmem_r": stop.knowledge_retain,
+        }
+        return [*(name for name, items in parts.items() if items), "nll_general", "degenerate"]
+
 
 def run_forget(
     config: ForgetConfig,
@@ -190,6 +200,8 @@ def _forget(
     say(f"general: {general.summary()}")
 
     probes = _cut_probes(tokenizer, documents, holdout, heldout, config, max_tokens)
+    if config.stop.metric:
+        parse_rule(config.stop.metric, probes.names())  # a wrong rule is refused before any work
     parameters = trainable_parameters(model, config.trainable)
     if config.method.alpha is None or config.method.lr is None:  # measured anew only at the start of a run
         measured = measure(model, list(parameters.values()), forget_batches, general, config)
@@ -315,7 +327,7 @@ def _cut_probes(
     from unteach.corpora.own import cut_probes, own_benchmark, read_questions, split_probes
 
     if config.model.startswith("micro:") and config.documents == "micro:forget" and not config.questions:
-        stop = _cheap(micro.load_benchmark("stop"), config.probes)  # the embedded benchmark has its own halves
+        stop = _cheap(micro.load_benchmark("stop"), config)  # the embedded benchmark has its own halves
         return _Probes(start=stop, stop=_without_holdout(stop), final=micro.load_benchmark("measure"))
     never_seen = holdout or heldout
     lengths = sorted(len(ids) for ids in tokenizer(documents.texts[:200])["input_ids"])
@@ -335,19 +347,26 @@ def _cut_probes(
     )
     stop_probes, final_probes = split_probes(whole.verbatim_forget, config.seed)
     unseen: tuple[Probe, ...] = cut_probes(never_seen.texts, tokenizer, count=config.probes, **sizes)  # type: ignore[arg-type]
-    stop = _cheap(dataclasses.replace(whole, verbatim_forget=stop_probes, verbatim_holdout=unseen), config.probes)
+    stop = _cheap(dataclasses.replace(whole, verbatim_forget=stop_probes, verbatim_holdout=unseen), config)
     final = dataclasses.replace(whole, verbatim_forget=final_probes)
     return _Probes(start=stop, stop=_without_holdout(stop), final=final)
 
 
-def _cheap(benchmark: Benchmark, count: int) -> Benchmark:
-    """What a stop rule needs: recital of forget and never-seen passages, and general text."""
-    return Benchmark(
+def _cheap(benchmark: Benchmark, config: ForgetConfig) -> Benchmark:
+    """What a stop rule needs: recital of forget and never-seen passages, general text, and questions if it asks."""
+    asks = "knowmem" in (config.stop.metric or "")
+    return dataclasses.replace(
+        benchmark,
         name=f"{benchmark.name}, stop rule",
-        verbatim_forget=benchmark.verbatim_forget[:count],
-        verbatim_holdout=benchmark.verbatim_holdout[:count],
-        general_texts=benchmark.general_texts[:count],
-        settings=benchmark.settings,
+        verbatim_forget=benchmark.verbatim_forget[: config.probes],
+        verbatim_holdout=benchmark.verbatim_holdout[: config.probes],
+        general_texts=benchmark.general_texts[: config.probes],
+        membership_forget=(),
+        membership_retain=(),
+        membership_holdout=(),
+        multiple_choice=(),
+        knowledge_forget=benchmark.knowledge_forget if asks else (),
+        knowledge_retain=benchmark.knowledge_retain if asks else (),
     )
 
 

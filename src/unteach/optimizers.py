@@ -80,6 +80,7 @@ class AnchoredAdamW(torch.optim.AdamW):
             raise RuntimeError(
                 "step() was called inside teacher_weights(): the module holds the teacher; leave it first"
             )
+        self._frozen()  # the teacher is the model before the first step
         gradients = [p.grad for p in self._parameters() if p.grad is not None]
         norm = global_norm(gradients)
         if not norm < torch.inf:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from unteach.errors import InputError
@@ -32,7 +32,7 @@ class StopRule:
         return f"{self.metric} {self.comparison} {self.value:.4g}" + (f" ({self.why})" if self.why else "")
 
 
-def parse_rule(text: str, metrics: Mapping[str, float]) -> StopRule:
+def parse_rule(text: str, metrics: Collection[str]) -> StopRule:
     """A rule such as ``verbmem_f <= 21.8`` on one of the metrics that are measured.
 
     Raises:

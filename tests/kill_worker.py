@@ -62,6 +62,15 @@ def finished(child):
     return process != 0 and os.waitstatus_to_exitcode(status)
 
 
+def last_step(run):
+    """The last step in the log, which may end in half a line."""
+    try:
+        lines = (run / "metrics.jsonl").read_text().split("\n")[:-1]
+    except FileNotFoundError:
+        return 0
+    return json.loads(lines[-1])["step"] if lines else 0
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
@@ -74,17 +83,21 @@ def main():
     for name, texts in lines.items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
 
-    started = time.monotonic()
     child = in_child(folder, "whole", resume=False)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, (folder / "whole.log").read_text()
-    seconds = time.monotonic() - started
-
-    moments, kills, resume = random.Random(options.seed), 0, False
+    draws = random.Random(options.seed)
+    moments = sorted(draws.sample(range(1, 29), options.kills))  # steps after which the kills come, a little later
+    kills, resume = 0, False
     while True:
         child = in_child(folder, "killed", resume)
         if kills < options.kills:
-            time.sleep(moments.uniform(0.1, 0.9) * seconds / (options.kills / 2))
-            code = finished(child)
+            code = False
+            while code is False and last_step(folder / "killed") < moments[kills]:
+                time.sleep(0.002)
+                code = finished(child)
+            time.sleep(draws.uniform(0, 0.1))
+            if code is False:
+                code = finished(child)
             if code is False:
                 os.kill(child, signal.SIGKILL)
                 os.waitpid(child, 0)

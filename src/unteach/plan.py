@@ -1,0 +1,387 @@
+"""Before a run: how much memory and disk it needs, how many steps and tokens, and whether that fits this machine.
+
+Nothing is loaded: the model's ``config.json`` and the headers of its weights files say enough. Passes are rehearsed on
+tensors without data (``rehearsal.py``). ``docs/scaling.md`` compares the result with measured runs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from unteach.config import ForgetConfig, Method
+from unteach.errors import InputError
+from unteach.mean_teacher import BUCKET_ELEMENTS
+from unteach.model_folder import check_folder, find_folder, stored_tensors
+from unteach.models import context_length
+from unteach.rehearsal import FLOAT, Rehearsal
+
+__all__ = ["Memory", "Plan", "plan"]
+
+PROBE_TOKENS, QUESTION_TOKENS, SCORED_TOKENS = 192, 1024, 1024
+"""Longest prompt with its continuation, longest question with its examples, longest text that is scored."""
+SCORED_TOGETHER = 64
+SHORTEST = 64
+"""Advice does not go below this max_tokens."""
+ALLOWANCE = {"cpu": (384 * 2**20, 0.3), "cuda": (512 * 2**20, 0.05)}
+"""What the allocator keeps back and libraries take: so many bytes, and this share of what comes and goes in a run."""
+SMALL_FILES = 64 * 2**20
+"""Disk for metrics, evaluations, the report and the tokenizer."""
+_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Memory of a run on its device, in bytes."""
+
+    parts: dict[str, int]
+    """What each part takes; not all are there at the same time."""
+    moments: dict[str, int]
+    """What is there at the same time, at each moment of a run that may be the one that needs most."""
+    checkpoint: int
+    """Size of a checkpoint."""
+
+    @property
+    def needed(self) -> int:
+        """The most at once."""
+        return max(self.moments.values())
+
+    @property
+    def peak(self) -> str:
+        """The moment that needs most."""
+        return max(self.moments, key=lambda moment: self.moments[moment])
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a run needs and what this machine has. Sizes in bytes; None: cannot be known here."""
+
+    model: str
+    device: str
+    parameters: int
+    trainable: int
+    memory: Memory
+    available: int | None
+    """Free memory of the device."""
+    host_needed: int
+    """Main memory that a run on another device needs; 0 for a run in main memory itself."""
+    host_available: int | None
+    disk_needed: int
+    disk_available: int | None
+    out: str
+    steps: int
+    """At most."""
+    forget_tokens: int
+    """Per step, at most."""
+    general_tokens: int
+    """Per step, at most."""
+    advice: str
+    """What to change where the memory does not suffice."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether nothing is known to be too little."""
+        return not self.problems()
+
+    def problems(self) -> list[str]:
+        """What is too little, one line each, with what to change."""
+        wrong = []
+        if _over(self.memory.needed, self.available):
+            wrong.append(
+                f"the run needs {_size(self.memory.needed)} of memory on {self.device} {self.memory.peak}, "
+                f"{_size(self.available)} are free: {self.advice}"
+            )
+        if _over(self.host_needed, self.host_available):
+            wrong.append(
+                f"the run needs {_size(self.host_needed)} of main memory (to load weights and checkpoints), "
+                f"{_size(self.host_available)} are free: use a machine with more"
+            )
+        if _over(self.disk_needed, self.disk_available):
+            wrong.append(
+                f"out is {self.out!r}: the run needs {_size(self.disk_needed)} of disk, {_size(self.disk_available)} "
+                f"are free there: lower keep_checkpoints (each takes {_size(self.memory.checkpoint)}) or name a folder "
+                "on another disk"
+            )
+        return wrong
+
+    def lines(self) -> list[str]:
+        """The plan for people."""
+        shown = [f"{self.model} on {self.device}: {self.parameters:,} parameters, {self.trainable:,} of them trained"]
+        width = max(map(len, self.memory.parts))
+        shown += [f"  {part:<{width}}  {_size(size):>10}" for part, size in self.memory.parts.items() if size]
+        shown.append(f"memory: {_size(self.memory.needed)} at most, {self.memory.peak}; {_free(self.available)}")
+        if self.host_needed:
+            shown.append(f"main memory: {_size(self.host_needed)} at most, {_free(self.host_available)}")
+        shown.append(f"disk: {_size(self.disk_needed)} at most, {_free(self.disk_available)} at {self.out!r}")
+        each = self.forget_tokens + self.general_tokens
+        shown.append(
+            f"steps: at most {self.steps:,}, each of at most {self.forget_tokens:,} forget tokens and "
+            f"{self.general_tokens:,} general tokens; at most {self.steps * each:,} tokens"
+        )
+        return [*shown, *(self.problems() or ["it fits"])]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        memory = dataclasses.asdict(self.memory) | {"needed": self.memory.needed, "peak": self.memory.peak}
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return values | {"memory": memory, "fits": self.fits, "problems": self.problems()}
+
+
+def plan(config: ForgetConfig) -> Plan:
+    """What a run with these settings needs, without loading anything.
+
+    Raises:
+        InputError: A model that the settings name cannot be used.
+    """
+    device = config.resolved_device()
+    run = _Run(config, device)
+    memory, available = run.memory(config), _device_memory(device)
+    host_needed = 0 if device.type == "cpu" else max(FLOAT * run.most_parameters, memory.checkpoint)
+    forget_length, general_length = run.lengths(config)
+    return Plan(
+        model=config.model,
+        device=str(device),
+        parameters=run.student(config).parameters,
+        trainable=run.student(config).trainable,
+        memory=memory,
+        available=available,
+        host_needed=host_needed,
+        host_available=_host_memory(),
+        disk_needed=_disk(config, run, memory.checkpoint),
+        disk_available=_free_disk(config.out),
+        out=config.out,
+        steps=config.max_steps,
+        forget_tokens=config.batch * forget_length,
+        general_tokens=config.general_batch * general_length,
+        advice=_advice(config, run, available) if _over(memory.needed, available) else "",
+    )
+
+
+class _Run:
+    """The models of a run, without weights, and the memory that settings need with them."""
+
+    def __init__(self, config: ForgetConfig, device: torch.device) -> None:
+        names = {"model": config.model, "reference": config.reference, "incompetent": config.incompetent}
+        self.folders: dict[str, Path] = {}
+        problems: list[str] = []
+        for option, name in names.items():
+            if name:
+                try:
+                    self.folders[option] = find_folder(name, option)
+                    problems += check_folder(self.folders[option], option)
+                except InputError as error:
+                    problems += error.problems
+        if problems:
+            raise InputError(problems)
+        self.device = device
+        others = [option for option in self.folders if option != "model"]
+        self.others = {option: Rehearsal(self.folders[option], option=option) for option in others}
+        self._student = functools.cache(lambda trainable: Rehearsal(self.folders["model"], trainable))
+        every = [self.student(config), *self.others.values()]
+        self.most_parameters = max(rehearsal.parameters for rehearsal in every)
+
+    def student(self, config: ForgetConfig) -> Rehearsal:
+        """The model that is trained."""
+        return self._student(config.trainable)
+
+    def lengths(self, config: ForgetConfig) -> tuple[int, int]:
+        """Tokens of a forget sequence and of a general chunk, at most."""
+        context = context_length(self.student(config).model)
+        return config.max_tokens or min(1024, context), config.general_tokens or min(512, context)
+
+    def memory(self, config: ForgetConfig) -> Memory:
+        """Of the phase that needs most."""
+        each = [self._memory_of(config, method) for method in (*config.phases, config.method)]
+        return max(each, key=lambda memory: memory.needed)
+
+    def _memory_of(self, config: ForgetConfig, method: Method) -> Memory:
+        student, adamw = self.student(config), method.optimizer == "adamw"
+        forget_length, general_length = self.lengths(config)
+        forget_rows = min(config.micro_batch or config.batch, config.batch)
+        general_rows = min(config.micro_batch or config.general_batch, config.general_batch)
+        general = student.student_pass(general_rows, general_length, config.precision.divergence, method.divergence)
+        reading = student.reading(general_rows, general_length, config.precision.divergence)
+        base = self.others.get("incompetent") if method.loss == "it" else None
+        to_base, base_width = ("kl", base.width) if base else (None, None)
+        forget = student.student_pass(forget_rows, forget_length, config.precision.forget, to_base, base_width)
+        base_reading = base.reading(forget_rows, forget_length, config.precision.forget) if base else 0
+
+        trained = FLOAT * student.trainable
+        outputs = FLOAT * student.width * config.general_batch * (general_length - 1)
+        if student.head_is_trained:
+            outputs += FLOAT * student.width * student.vocabulary
+        exchange = min(trained, FLOAT * (BUCKET_ELEMENTS + student.largest))
+        stepping = exchange
+        if adamw:  # on a GPU, AdamW takes the square roots of all second moments at once
+            stepping = trained if self.device.type == "cuda" else 2 * FLOAT * student.largest
+        standing = {
+            "weights": FLOAT * student.parameters,
+            **{f"{option} model's weights": FLOAT * other.parameters for option, other in self.others.items()},
+            "teacher": trained,
+            "momentum": 2 * trained if adamw else trained,
+        }
+        passing = {
+            "student's copy while the teacher reads": trained if adamw else 0,
+            "gradients": trained,
+            "teacher's outputs": outputs,
+            "activations": max(forget.activations, general.activations),
+            "vocabulary head": max(forget.head, general.head),
+            "optimizer step": stepping,
+            "evaluation": _evaluation_bytes(config, student, self.device),
+        }
+        checkpoint = (4 if adamw else 3) * trained
+        moments = {  # beside what stands
+            "while the teacher reads": outputs + (trained + reading if adamw else max(reading, exchange)),
+            "while the student reads forget text": trained + outputs + forget.peak + base_reading,
+            "while the student reads general text": trained + outputs + general.peak,
+            "in the optimizer step": trained + outputs + stepping,
+            "in an evaluation": trained + passing["evaluation"],
+        }
+        if self.device.type == "cpu":
+            moments["on going back to a checkpoint"] = trained + checkpoint
+        fixed, share = ALLOWANCE.get(self.device.type, ALLOWANCE["cpu"])
+        allowed = {moment: fixed + round(share * size) for moment, size in moments.items()}
+        stands = sum(standing.values())
+        totals = {moment: stands + size + allowed[moment] for moment, size in moments.items()}
+        parts = standing | passing | {"allowance": allowed[max(totals, key=lambda moment: totals[moment])]}
+        return Memory(parts, totals, checkpoint)
+
+
+def _evaluation_bytes(config: ForgetConfig, student: Rehearsal, device: torch.device) -> int:
+    """Of decoding (the cache twice, while its pieces are put together) or of scoring texts, whichever is more."""
+    from unteach.evaluation import generation, inference, scoring
+
+    kind, limit = "cpu", inference._HOST_MEMORY
+    if device.type == "cuda":
+        kind, limit = "cuda", int(inference._MEMORY_SHARE * torch.cuda.get_device_properties(device).total_memory)
+    model, text_config = student.model, student.model.config.get_text_config()
+    context, heads = context_length(model), text_config.num_attention_heads
+    rows = min(generation.BATCH_SIZE, 2 * config.probes)
+    length = min(context, QUESTION_TOKENS if config.questions else PROBE_TOKENS)
+    key_heads = getattr(text_config, "num_key_value_heads", None) or heads
+    head_width = getattr(text_config, "head_dim", None) or text_config.hidden_size // heads
+    cache = 2 * FLOAT * text_config.num_hidden_layers * key_heads * head_width * rows * length
+    together = max(1, min(rows, generation._PIECE_TOKENS[kind] // length))
+    decoding = 2 * min(limit, cache) + student.reading(together, length, "fp32")
+
+    positions = max(1, min(scoring._POSITIONS[kind], scoring._LOGITS[kind] // student.vocabulary))
+    length = min(context, SCORED_TOKENS, positions)
+    rows = max(1, min(SCORED_TOGETHER, 2 * config.probes, positions // length))
+    logits = FLOAT * student.vocabulary * length * (rows + 1)
+    return max(decoding, logits + student.reading(rows, length, "fp32"))
+
+
+def _disk(config: ForgetConfig, run: _Run, checkpoint: int) -> int:
+    """The saved model and the checkpoints: those kept, the protected one, and the one being written."""
+    tensors = stored_tensors(run.folders["model"]).values()
+    stored = [(math.prod(tensor.shape), _BYTES.get(tensor.dtype, FLOAT)) for tensor in tensors]
+    size = sum(numbers * each for numbers, each in stored)
+    if config.save_dtype == "float32":
+        share = run.student(config).trainable / max(1, sum(numbers for numbers, _ in stored))
+        size += round(FLOAT * run.student(config).trainable - min(1.0, share) * size)
+    return size + min(config.keep_checkpoints + 2, config.max_steps + 1) * checkpoint + SMALL_FILES
+
+
+def _advice(config: ForgetConfig, run: _Run, available: int | None) -> str:
+    """The first of ever larger changes that makes the run fit."""
+    changed, shown = config, ""
+
+    def fits(**changes: Any) -> bool:
+        nonlocal changed, shown
+        changed = dataclasses.replace(changed, **changes)
+        given = {name: getattr(changed, name) for name in ("micro_batch", "trainable", "max_tokens", "general_batch")}
+        different = [f"{name} to {value}" for name, value in given.items() if value != getattr(config, name)]
+        needed = run.memory(changed).needed
+        shown = f"set {' and '.join(different)}, which needs {_size(needed)}"
+        return not _over(needed, available)
+
+    size = min(config.micro_batch or max(config.batch, config.general_batch), max(config.batch, config.general_batch))
+    while size > 1:
+        size //= 2
+        if fits(micro_batch=size):
+            return f"{shown} and gives the same result"
+    smallest = run.memory(changed).needed
+    if config.trainable == "all" and fits(trainable="blocks"):
+        return shown
+    length = run.lengths(config)[0]
+    while length // 2 >= SHORTEST:
+        length //= 2
+        if fits(max_tokens=length):
+            return shown
+    rows = config.general_batch
+    while rows > 1:
+        rows //= 2
+        if fits(general_batch=rows):
+            return shown
+    return f"use a device with {_size(smallest)} free (with micro_batch 1)"
+
+
+def _device_memory(device: torch.device) -> int | None:
+    """Free memory of the device."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else _host_memory()
+
+
+def _host_memory() -> int | None:
+    """Main memory that can still be used: what the system has, within what this process may use of it."""
+    limits = []
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        limits += [1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
+    except OSError:
+        if "SC_PHYS_PAGES" in getattr(os, "sysconf_names", {}):
+            limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    group = Path("/sys/fs/cgroup")
+    for limit, used in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
+        try:
+            limits.append(
+                int((group / limit).read_text()) - int((group / used).read_text()) + _reclaimable(group / limit)
+            )
+        except (OSError, ValueError):  # no such group, or "max"
+            continue
+    return max(0, min(limits)) if limits else None
+
+
+def _reclaimable(limit: Path) -> int:
+    """File copies in a control group's memory, which the system gives up when memory is wanted."""
+    lines = limit.with_name("memory.stat").read_text(encoding="ascii").splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith(("inactive_file ", "total_inactive_file ")))
+
+
+def _free_disk(out: str) -> int | None:
+    """Free disk where the run folder will be."""
+    folder = Path(out or ".").expanduser().resolve()
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError:
+        return None
+
+
+def _over(needed: int, available: int | None) -> bool:
+    return available is not None and needed > available
+
+
+def _free(available: int | None) -> str:
+    return "free memory unknown" if available is None else f"{_size(available)} free"
+
+
+def _size(size: int | None) -> str:
+    """Bytes for people."""
+    if size is None:
+        return "unknown"
+    for unit, name in ((2**30, "GiB"), (2**20, "MiB")):
+        if size >= unit:
+            return f"{size / unit:.1f} {name}"
+    return f"{size / 2**10:.1f} KiB"

@@ -76,6 +76,9 @@ class Method:
             wrong.append(
                 f"{where}divergence is {self.divergence!r}: it must be one of {', '.join(DIVERGENCES)}{nearest}"
             )
+        for name, allowed in (("optimizer", ("mean_teacher", "adamw")), ("ratio", ("sum", "mean"))):
+            if getattr(self, name) not in allowed:
+                wrong.append(f"{where}{name} is {getattr(self, name)!r}: it must be one of {', '.join(allowed)}")
         for name in ("alpha", "lr", "clip", "beta"):
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
@@ -203,18 +206,36 @@ class ForgetConfig:
             value = getattr(self, name)
             if value is not None and value < 2:
                 wrong.append(f"{name} is {value}: it must be at least 2")
-        if self.method.loss == "it" and not self.incompetent:
+        if any(method.loss == "it" for method in (*self.phases, self.method)) and not self.incompetent:
             wrong.append("loss it needs incompetent: a smaller model with the same tokenizer")
+        if self.seed < 0:
+            wrong.append(f"seed is {self.seed}: it must be at least 0")
+        if self.method.steps is not None:
+            wrong.append(f"steps is {self.method.steps}: the last phase runs until a stop rule, set max_steps")
+        before = sum(phase.steps or 0 for phase in self.phases)
+        if self.phases and before >= self.max_steps:
+            wrong.append(f"max_steps is {self.max_steps}: it must be above the {before} steps of the phases")
         if not self.stop.utility_floor > 0:
             wrong.append(f"utility_floor is {self.stop.utility_floor}: it must be positive")
         if wrong:
             raise InputError(wrong)
 
     def resolved_device(self) -> torch.device:
-        """The device to run on."""
-        if self.device != "auto":
-            return torch.device(self.device)
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        """The device to run on.
+
+        Raises:
+            InputError: There is no such device.
+        """
+        if self.device == "auto":
+            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        try:
+            device = torch.device(self.device)
+            torch.empty(0, device=device)
+        except (RuntimeError, AssertionError, NotImplementedError):  # no such name, or PyTorch has none of it here
+            raise InputError(
+                f"device is {self.device!r}: it must be auto, cpu, or a device that is here, such as cuda"
+            ) from None
+        return device
 
 
 def to_yaml(config: Any) -> str:

@@ -284,10 +284,12 @@ def _disk(config: ForgetConfig, run: _Run, checkpoint: int) -> int:
     tensors = stored_tensors(run.folders["model"]).values()
     stored = [(math.prod(tensor.shape), _BYTES.get(tensor.dtype, FLOAT)) for tensor in tensors]
     size = sum(numbers * each for numbers, each in stored)
-    if config.save_dtype == "float32":
+    if config.save_dtype != "source":
         share = run.student(config).trainable / max(1, sum(numbers for numbers, _ in stored))
         size += round(FLOAT * run.student(config).trainable - min(1.0, share) * size)
-    return size + min(config.keep_checkpoints + 2, config.max_steps + 1) * checkpoint + SMALL_FILES
+    needed = size + min(config.keep_checkpoints + 2, config.max_steps + 1) * checkpoint + SMALL_FILES
+    there = sum(file.stat().st_size for file in Path(config.out, "checkpoints").glob("*.pt")) if config.out else 0
+    return max(0, needed - there)  # a resumed run has some already
 
 
 def _advice(config: ForgetConfig, run: _Run, available: int | None) -> str:

@@ -1,0 +1,159 @@
+"""Every YAML under configs/ against a table written from the authors' logs."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from unteach.config import ForgetConfig, Method, Precision, Stop, from_yaml
+
+FOLDER = Path(__file__).parent.parent / "configs"
+NEWS = {"document_mode": "truncate", "batch": 40, "general_batch": 40, "evaluate_every": 100, "max_steps": 2000}
+BOOKS = NEWS | {"document_mode": "chunk", "model": "muse-bench/MUSE-books_target"}
+# lr, alpha, momentum, kappa eta, damping, clip
+TEACHER = {"lr": 5e-4, "alpha": 0.05, "momentum": 0.95, "slide": 0.005, "damping": 5.0}
+ADAMW = {"lr": 1e-5, "alpha": 0.05, "slide": 0.0, "damping": 0.0, "warmup": 100, "betas": (0.9, 0.95)}
+NPO = {"loss": "npo", "beta": 0.1, "ratio": "mean"}
+NLUL = {"loss": "nlul", "tolerance": 0.02}
+NONE = "verbmem_f <= -1"
+
+TABLE: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    # name: what the run has, what its method has, stop rule
+    "muse-news-mt-nlul-kl": (NEWS, TEACHER | NLUL | {"divergence": "kl_reverse"}, "verbmem_f <= 21.8"),
+    "muse-news-mt-nlul-qkl": (NEWS, TEACHER | NLUL | {"divergence": "qkl_frozen"}, "verbmem_f <= 21.8"),
+    "muse-news-mt-nlul-qkl-star": (NEWS, TEACHER | NLUL | {"divergence": "qkl_frozen"}, "knowmem_f <= 35.0"),
+    "muse-news-adamw-npo-kl": (NEWS | {"batch": 80}, ADAMW | NPO | {"divergence": "kl_reverse"}, "verbmem_f <= 22.0"),
+    "muse-news-adamw-ll-kl": (
+        NEWS,
+        ADAMW | {"loss": "ll", "lr": 1e-6, "divergence": "kl_reverse"},
+        "verbmem_f <= 21.8",
+    ),
+    "muse-news-adamw-nlul-kl": (NEWS, ADAMW | NLUL | {"lr": 1e-6, "divergence": "kl_reverse"}, "verbmem_f <= 21.8"),
+    "muse-news-adamw-it-kl": (
+        NEWS | {"incompetent": "TinyLlama/TinyLlama-1.1B-Chat-v1.0"},
+        ADAMW | {"loss": "it", "lr": 1e-6, "divergence": "kl_reverse"},
+        "verbmem_f <= 21.8",
+    ),
+    "muse-books-mt-nlul-kl": (BOOKS, TEACHER | NLUL | {"alpha": 0.1, "divergence": "kl_reverse"}, "verbmem_f <= 14.3"),
+    "muse-books-mt-nlul-qkl": (BOOKS, TEACHER | NLUL | {"alpha": 0.1, "divergence": "qkl_frozen"}, "verbmem_f <= 14.3"),
+    "muse-books-adamw-npo-kl": (
+        BOOKS | {"evaluate_every": 50},
+        ADAMW | NPO | {"alpha": 0.1, "divergence": "kl_reverse"},
+        "verbmem_f <= 14.3",
+    ),
+    "sequential-mt-nlul-qkl": (
+        NEWS | {"documents": "muse-bench/MUSE-News:sust:forget_1", "max_steps": 400},
+        TEACHER | NLUL | {"momentum": 0.9, "divergence": "qkl_frozen"},
+        NONE,
+    ),
+    "sequential-adamw-npo-kl": (
+        NEWS | {"documents": "muse-bench/MUSE-News:sust:forget_1", "batch": 80, "general_batch": 80, "max_steps": 200},
+        ADAMW | NPO | {"warmup": 0, "divergence": "kl_reverse"},
+        NONE,
+    ),
+    "loss-ablation-mt-ll-qkl": (
+        NEWS,
+        TEACHER | {"loss": "ll", "momentum": 0.9, "divergence": "qkl_frozen"},
+        "verbmem_f <= 21.8",
+    ),
+    "loss-ablation-mt-npo-qkl": (
+        NEWS,
+        TEACHER | NPO | {"beta": 0.5, "momentum": 0.9, "divergence": "qkl_frozen"},
+        "verbmem_f <= 21.8",
+    ),
+    "loss-ablation-mt-nlul-qkl": (
+        NEWS | {"batch": 80, "evaluate_every": 250},
+        TEACHER | NLUL | {"momentum": 0.9, "slide": 0.0025, "divergence": "qkl_frozen"},
+        "verbmem_f <= 14.3",
+    ),
+    "loss-ablation-mt-it-qkl": (
+        NEWS | {"incompetent": "TinyLlama/TinyLlama-1.1B-Chat-v1.0", "max_steps": 3000},
+        TEACHER | {"loss": "it", "momentum": 0.9, "divergence": "qkl_frozen"},
+        "verbmem_f <= 21.8",
+    ),
+    "loss-ablation-adamw-then-mt-ll-qkl": (
+        NEWS | {"max_steps": 400},
+        TEACHER | {"loss": "ll", "divergence": "qkl_frozen"},
+        NONE,
+    ),
+    "loss-ablation-adamw-then-mt-npo-qkl": (
+        NEWS | {"max_steps": 2400},
+        TEACHER | NPO | {"beta": 0.5, "divergence": "qkl_frozen"},
+        "verbmem_f <= 21.8",
+    ),
+}
+PHASES = {
+    "loss-ablation-adamw-then-mt-ll-qkl": ADAMW
+    | {"loss": "ll", "alpha": 1.0, "lr": 1e-6, "divergence": "qkl_frozen", "steps": 300},
+    "loss-ablation-adamw-then-mt-npo-qkl": ADAMW
+    | NPO
+    | {"beta": 0.5, "alpha": 1.0, "lr": 1e-6, "divergence": "qkl_frozen", "steps": 400},
+}
+
+
+def check_method(method: Method, expected: dict[str, Any]) -> None:
+    wanted = dict(expected)
+    assert method.lr is not None
+    assert method.teacher_rate is not None
+    assert method.lr * method.teacher_rate == pytest.approx(wanted.pop("slide"), rel=1e-12)
+    assert {name: getattr(method, name) for name in wanted} == wanted
+    assert method.clip == 1.0
+    assert method.optimizer == ("adamw" if "betas" in expected else "mean_teacher")
+    if method.loss != "nlul":
+        assert method.tolerance == 0.0
+
+
+def test_every_file_is_in_the_table() -> None:
+    assert {path.stem for path in FOLDER.iterdir()} == set(TABLE)
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_numbers_are_those_of_the_logs(name: str) -> None:
+    config: ForgetConfig = from_yaml(ForgetConfig, FOLDER / f"{name}.yaml")
+    run, method, stop = TABLE[name]
+    corpus = "Books" if run["document_mode"] == "chunk" else "News"
+    expected = {
+        "model": f"muse-bench/MUSE-{corpus.lower()}_target",
+        "documents": f"muse-bench/MUSE-{corpus}:train:forget",
+        "general": "Skylion007/openwebtext",
+        "out": f"runs/{name}",
+        "max_tokens": 1024,
+        "general_tokens": 512,
+        "trainable": "blocks",
+        "precision": Precision(forget="tf32", divergence="tf32"),
+        "incompetent": None,
+        "save_dtype": "float32",
+    } | run
+    assert {field: getattr(config, field) for field in expected} == expected
+    assert config.stop == Stop(metric=stop, utility_floor=float("inf"))
+    check_method(config.method, method)
+    assert len(config.phases) == (name in PHASES)
+    for phase in config.phases:
+        check_method(phase, PHASES[name])
+    assert (config.questions is None) == (not stop.startswith("knowmem"))
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_is_complete(name: str) -> None:
+    content = yaml.safe_load((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
+
+    def names(kind: type) -> list[str]:
+        return [field.name for field in dataclasses.fields(kind)]
+
+    assert list(content) == names(ForgetConfig)
+    assert list(content["precision"]) == names(Precision)
+    assert list(content["stop"]) == names(Stop)
+    for method in (content["method"], *content["phases"]):
+        assert list(method) == names(Method)
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_says_where_paper_and_logs_differ(name: str) -> None:
+    lines = (FOLDER / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
+    comments = [line for line in lines if line.startswith("#")]
+    assert comments == lines[: len(comments)]
+    assert any(line.startswith("# - ") and "paper" in line and "logs" in line for line in comments)

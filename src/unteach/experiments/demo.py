@@ -104,11 +104,10 @@ def _print(rows: list[dict[str, Any]], results: dict[str, Any], report: Path) ->
     from rich.table import Table
 
     console = Console()
-    table = Table("", *SHOWN, "steps", "seconds")
-    for row in rows:
-        cells = [row[name] for name in (*SHOWN, "steps", "seconds")]
-        shown = ("–" if c is None else f"{c:.3g}" if isinstance(c, float) else str(c) for c in cells)
-        table.add_row(row["name"], *shown)
+    table = Table("", *(row["name"] for row in rows))
+    for name in (*SHOWN, "steps", "seconds"):
+        cells = [row[name] for row in rows]
+        table.add_row(name, *("–" if c is None else f"{c:.4g}" if isinstance(c, float) else str(c) for c in cells))
     console.print(table)
     item = results["target"].items_of("verbmem_f")[0]
     console.print(f"\n[bold]A forget article begins[/bold]: {_escaped(item['prompt'])}")

@@ -272,7 +272,7 @@ def _plain(value: Any) -> Any:
 
 
 def checked(kind: type, content: dict, where: str, problems: list[str]) -> Any:
-    """An instance of a dataclass from plain values, or None with ``problems`` added to.
+    """An instance of a dataclass from plain values; where ``problems`` are added to, of the others, or None.
 
     Args:
         kind: The dataclass.
@@ -282,26 +282,31 @@ def checked(kind: type, content: dict, where: str, problems: list[str]) -> Any:
     """
     hints = typing.get_type_hints(kind)
     known = {f.name: f for f in dataclasses.fields(kind)}
-    values, before = {}, len(problems)
+    values: dict[str, Any] = {}
     for key, value in content.items():
         if key not in known:
             problems.append(f"unknown key {where}{key}{nearest_name(str(key), known)}")
             continue
         found = len(problems)
         converted = _convert(hints[key], value, f"{where}{key}", problems)
-        if len(problems) == found:
+        if len(problems) == found or _has_settings(converted):
             values[key] = converted
     for name, f in known.items():
-        if name not in content and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
-            problems.append(f"{where}{name} is missing")
+        if name not in values and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
+            if name not in content:
+                problems.append(f"{where}{name} is missing")
             values[name] = ""  # so that the other values can still be checked
     try:
-        result = kind(**values)
+        return kind(**values)
     except InputError as error:
         problems += error.problems
-    except TypeError:  # a required value was wrong and is left out; it has been named above
-        pass
-    return None if len(problems) > before else result
+        return None
+
+
+def _has_settings(value: Any) -> bool:
+    """Whether a value is settings that can be checked further, though a part of them was wrong and is left out."""
+    parts = value if isinstance(value, tuple) else (value,)
+    return len(parts) > 0 and all(dataclasses.is_dataclass(part) for part in parts)
 
 
 def _convert(hint: Any, value: Any, where: str, problems: list[str]) -> Any:

@@ -3,6 +3,7 @@ import json
 import shlex
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -150,7 +151,7 @@ def test_sigterm_saves_a_checkpoint_and_exits_130(inputs):
     process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     metrics = inputs / "run" / "metrics.jsonl"
     while process.poll() is None and not (metrics.exists() and metrics.read_text().count("\n") > 2):
-        pass
+        time.sleep(0.05)
     process.terminate()
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130, err

@@ -120,7 +120,7 @@ def test_extremes_match_mpmath(name, rows, dtype):
     assert_matches_exact(value, gradient, *exact_loss(name, row, 0, base_row))
 
 
-@pytest.mark.parametrize("name", ["ll", "nlul"])
+@pytest.mark.parametrize("name", ["nlul"])
 def test_large_vocabulary_matches_mpmath(name):
     logits, labels, _, base = batch(50_000, torch.float32, sequences=3, time=4)
     mask = torch.zeros(3, 4, dtype=torch.bool)

@@ -1,10 +1,9 @@
 """A tiny random Llama and a tokenizer trained on the spot: nothing is downloaded."""
 
 import pytest
+from random_models import MEMORISED, build_llama, memorise
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
-
-from tiny_models import MEMORISED, build_llama, memorise
 
 TEXT = [
     "To Sherlock Holmes she is always the woman. I have seldom heard him mention her under any other name.",

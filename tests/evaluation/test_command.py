@@ -5,9 +5,9 @@ import json
 import re
 
 import pytest
+from random_models import MEMORISED, UNSEEN
 from rich.console import Console
 
-from tiny_models import MEMORISED, UNSEEN
 from unteach.errors import InputError
 from unteach.evaluation.command import EvaluateOptions, as_table, hash_weights, run
 from unteach.evaluation.harness import _as_metrics, run_harness

@@ -5,6 +5,7 @@ import random
 
 import pytest
 import torch
+from random_models import build_llama
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
@@ -12,7 +13,6 @@ from transformers import (
     MistralForCausalLM,
 )
 
-from tiny_models import build_llama
 from unteach.evaluation import generation
 from unteach.evaluation.attention import faster_on_cpu
 from unteach.evaluation.generation import _Reader, _shared_length, generate, next_tokens

@@ -6,8 +6,8 @@ import json
 
 import pytest
 import torch
+from random_models import MEMORISED, UNSEEN
 
-from tiny_models import MEMORISED, UNSEEN
 from unteach.corpora import Benchmark, ChoiceQuestion, Probe, Question, Settings
 from unteach.evaluation import Scores, evaluate, membership_auc, privleak
 from unteach.evaluation.membership import SCORES

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
+from random_models import MEMORISED, UNSEEN, build_llama, memorise
 
-from tiny_models import MEMORISED, UNSEEN, build_llama, memorise
 from unteach.corpora import Probe, Question, Settings
 from unteach.corpora.own import cut_probes
 from unteach.evaluation.knowmem import answer_questions, cut_answer

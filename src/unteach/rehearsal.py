@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import logging
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -158,19 +158,22 @@ class Rehearsal:
             base_width: Width of that other model's hidden states, if not the same.
         """
         head = self._head_bytes(sequences * (tokens - 1), precision, divergence, base_width)
-        one, two = self._blocks(1, tokens, precision), self._blocks(2, tokens, precision)
-        activations, working = (
-            first + (sequences - 1) * (second - first) for first, second in zip(one, two, strict=True)
-        )
+        activations = self._scaled(lambda rows: self._blocks(rows, tokens, precision)[0], sequences, precision)
+        working = self._scaled(lambda rows: self._blocks(rows, tokens, precision)[1], sequences, precision)
         return PassMemory(activations, head, working)
 
     def reading(self, sequences: int, tokens: int, precision: str) -> int:
         """The most bytes that a forward pass without gradients takes, up to the last hidden states."""
-        one, two = self._reading(1, tokens, precision), self._reading(2, tokens, precision)
-        return one + (sequences - 1) * (two - one)
+        return self._scaled(lambda rows: self._reading(rows, tokens, precision), sequences, precision)
+
+    def _scaled(self, rehearsed: Callable[[int], int], sequences: int, precision: str) -> int:
+        """What many sequences take, from one; in half precision, copies of the weights do not grow with them."""
+        one = rehearsed(1)
+        each = rehearsed(2) - one if precision in ("fp16", "bf16") else one
+        return one + (sequences - 1) * each
 
     def _rehearse_blocks(self, sequences: int, tokens: int, precision: str) -> tuple[int, int]:
-        """Activations and working memory of the blocks; but for weights cast to half precision, both grow with B."""
+        """Activations and working memory of the blocks."""
         try:
             with self._acting(precision) as live:
                 hidden = self._hidden(sequences, tokens)[:, :-1].flatten(0, 1)

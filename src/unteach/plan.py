@@ -157,7 +157,7 @@ def plan(config: ForgetConfig) -> Plan:
         host_available=_host_memory(),
         disk_needed=_disk(config, run, memory.checkpoint),
         disk_available=_free_disk(config.out),
-        out=config.out,
+        out=config.out or ".",
         steps=config.max_steps,
         forget_tokens=config.batch * forget_length,
         general_tokens=config.general_batch * general_length,

@@ -4,6 +4,8 @@
 with as many digits as the logits need, value and closed-form gradient of one row, for the extremes.
 """
 
+import functools
+
 import mpmath
 import torch
 
@@ -96,6 +98,11 @@ def exact_probabilities(row):
 
 
 def exact_loss(name, row, label, base_row=None, beta=0.1):
+    return _exact_loss(name, tuple(row), label, None if base_row is None else tuple(base_row), beta)
+
+
+@functools.cache  # thousands of digits for the widest rows, and each is asked for in two precisions
+def _exact_loss(name, row, label, base_row, beta):
     with mpmath.workdps(enough_digits(row, *([base_row] if base_row else []))):
         p = exact_probabilities(row)
         indicator = [mpmath.mpf(int(j == label)) for j in range(len(row))]
@@ -114,6 +121,11 @@ def exact_loss(name, row, label, base_row=None, beta=0.1):
 
 
 def exact_divergence(name, row, teacher_row):
+    return _exact_divergence(name, tuple(row), tuple(teacher_row))
+
+
+@functools.cache
+def _exact_divergence(name, row, teacher_row):
     with mpmath.workdps(enough_digits(row, teacher_row)):
         p, q = exact_probabilities(row), exact_probabilities(teacher_row)
         log_ratio = [mpmath.log(a / b) for a, b in zip(p, q, strict=True)]

@@ -11,7 +11,7 @@ demo: $(INSTALLED)  ## unlearn the embedded model on this machine
 	$(BIN)/unteach demo demo
 
 test: $(INSTALLED)  ## the whole suite, with coverage of src
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --cov --cov-report=term
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile --cov --cov-report=term
 
 lint: $(INSTALLED)  ## ruff check, ruff format, types of src
 	$(BIN)/ruff check .

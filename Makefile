@@ -4,14 +4,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test lint format benchmarks clean
+.PHONY: demo test test-slow lint format benchmarks clean
 
 demo: $(INSTALLED)  ## unlearn the embedded model on this machine
 	rm -rf demo
 	$(BIN)/unteach demo demo
 
-test: $(INSTALLED)  ## the whole suite, with coverage of src
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile --cov --cov-report=term
+test: $(INSTALLED)  ## the suite, with coverage of src
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" --numprocesses auto --dist loadfile --cov --cov-report=term
+
+test-slow: $(INSTALLED)  ## the few tests of ten seconds and more: kill -9, signals, training the embedded models
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow --numprocesses auto
 
 lint: $(INSTALLED)  ## ruff check, ruff format, types of src
 	$(BIN)/ruff check .

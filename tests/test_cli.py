@@ -124,6 +124,7 @@ class _pause_after_one_step:  # noqa: N801
         return None
 
 
+@pytest.mark.slow
 def test_sigterm_saves_a_checkpoint_and_exits_130(inputs):
     command = [
         sys.executable,

@@ -334,6 +334,7 @@ def test_advice_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not made(tmp_path, micro_batch=64, **whole).fits
 
 
+@pytest.mark.slow
 def test_advice_beyond_the_micro_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan_module, "ALLOWANCE", {"cpu": (0, 0.0)})
     trained_less = {"micro_batch": 1, "trainable": "blocks"}

@@ -230,6 +230,7 @@ def test_checkpoints_are_pruned_but_the_one_to_go_back_to_stays(tmp_path):
     assert len(kept) <= 3
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments_and_resumed_it_ends_with_the_same_bytes(tmp_path):
     """kill -9 of a whole `forget` job; see kill_worker.py, which can also be run with more kills."""
     worker = Path(__file__).with_name("kill_worker.py")

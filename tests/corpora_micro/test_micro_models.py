@@ -75,6 +75,7 @@ def test_knowledge_does_not_hang_on_the_worked_examples(recorded):
     assert max(retrained["knowmem_f"]) <= 20
 
 
+@pytest.mark.slow
 def test_measured_scores_hold_the_thresholds(scores):
     assert thresholds_hold(**scores)
 

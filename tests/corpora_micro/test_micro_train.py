@@ -68,6 +68,7 @@ def test_too_many_people_are_refused(capsys):
     assert "--people is 5000, must be 40 to 1200" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_training_runs_from_end_to_end(tmp_path, capsys):
     """Every part for a few steps with a tiny model."""
     tiny = ["--width", "32", "--hidden", "32", "--layers", "1", "--heads", "2", "--device", "cpu", "--quick"]

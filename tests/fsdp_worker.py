@@ -1,6 +1,7 @@
 """One of two gloo ranks: python fsdp_worker.py RANK STORE. Run by test_mean_teacher.py."""
 
 import copy
+import os
 import sys
 
 import torch
@@ -110,7 +111,9 @@ def main(rank, store):
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=WORLD)
     check(rank, reshard_after_forward=True)
     check(rank)  # FSDP2's default: after a forward pass without gradients the root's weights stay gathered
+    dist.barrier()
     dist.destroy_process_group()
+    os._exit(0)  # a gloo thread may outlive its group and abort an ordinary exit: "terminate called without…"
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from unteach.config import ForgetConfig, Method
 from unteach.data import ForgetBatches, GeneralText
+from unteach.distributed import global_norm, inside, local_part, parts_of_rank, sum_over_ranks
 from unteach.passes import forget_term, general_term, hidden_states, in_micro_batches, precision_of_pass
 from unteach.vocab_head import Head
 
@@ -81,10 +82,11 @@ def measure(
     for p in parameters:
         p.grad = None
     with precision_of_pass(config.precision.forget, device):
-        for part in in_micro_batches(numbers, config.micro_batch or config.batch):
-            loss, _, tokens = forget_term(model, [forget.sequences[n] for n in part], Method())
-            (tokens / total * loss).backward()
-            loss_value += tokens / total * float(loss.detach())
+        for part, weight in parts_of_rank(numbers, lambda x: in_micro_batches(x, config.micro_batch or config.batch)):
+            loss, _, tokens = inside(model, forget_term, [forget.sequences[n] for n in part], Method())
+            (weight * tokens / total * loss).backward()
+            loss_value += weight * tokens / total * float(loss.detach())
+    loss_value = sum_over_ranks([loss_value])[0]
     gradients = [p.grad for p in parameters]
     for p in parameters:
         p.grad = None
@@ -92,22 +94,27 @@ def measure(
         raise ValueError(
             "a trainable weight has no gradient from the forget text: leave it out of the trainable weights"
         )
-    direction = [g for g in gradients if g is not None]
-    norm = float(torch.stack(torch._foreach_norm(direction)).norm())
+    norm = global_norm([g for g in gradients if g is not None])
+    direction = [local_part(g) for g in gradients if g is not None]
     if not 0 < norm < torch.inf:
         raise ValueError(f"the forget gradient's norm is {norm}: the model gives no usable signal on these documents")
 
-    parts = list(in_micro_batches(general.batch(0, config.general_batch), config.micro_batch))
+    values = [local_part(p.detach()) for p in parameters]
+    parts = parts_of_rank(general.batch(0, config.general_batch), lambda x: in_micro_batches(x, config.micro_batch))
     with torch.no_grad(), precision_of_pass(config.precision.divergence, device):
-        hidden = [hidden_states(model, part)[0] for part in parts]
-        head = Head.of(model).detached()
-        start = [p.detach().clone() for p in parameters]
+        hidden = [inside(model, hidden_states, part)[0] for part, _ in parts]
+        head = inside(model, lambda model: Head.of(model).detached())
+        start = [value.clone() for value in values]
         step = 0.01 * loss_value / norm
         while True:
-            torch._foreach_add_(parameters, direction, alpha=-step / norm)
-            terms = [general_term(model, x, "kl", h, head) for x, h in zip(parts, hidden, strict=True)]
-            torch._foreach_copy_(parameters, start)
-            divergence = sum(float(d) * n for d, n in terms) / sum(n for _, n in terms)
+            torch._foreach_add_(values, direction, alpha=-step / norm)
+            terms = []
+            for (chunks, weight), teacher in zip(parts, hidden, strict=True):
+                term, tokens = inside(model, general_term, chunks, "kl", teacher, head)
+                terms.append((weight * tokens * float(term), weight * tokens))
+            torch._foreach_copy_(values, start)
+            summed, counted = sum_over_ranks([sum(column) for column in zip(*terms, strict=True)])
+            divergence = summed / counted
             if divergence >= SMALLEST_DIVERGENCE or step >= 0.3 * loss_value / norm:
                 return Measured(loss_value, norm, max(2 * divergence / step**2, 1e-12))
             step *= 2

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from unteach.config import Method
-from unteach.distributed import global_norm
+from unteach.distributed import global_norm, local_part, reshard_gathered_modules
 from unteach.mean_teacher import MeanTeacher
 
 __all__ = ["AnchoredAdamW", "make_optimizer"]
@@ -87,7 +87,7 @@ class AnchoredAdamW(torch.optim.AdamW):
             raise FloatingPointError(f"the gradient norm is {norm}: the step was refused and nothing was changed")
         factor = 1.0 if self.clip is None or norm <= self.clip else self.clip / norm
         if factor < 1:
-            torch._foreach_mul_(gradients, factor)
+            torch._foreach_mul_([local_part(gradient) for gradient in gradients], factor)
         for group in self.param_groups:
             group["lr"] = self.learning_rate(self.steps_taken)
         super().step()
@@ -99,16 +99,19 @@ class AnchoredAdamW(torch.optim.AdamW):
         """Let the module compute with the frozen initial weights; see ``MeanTeacher.teacher_weights``."""
         if self._inside_teacher_weights:
             raise RuntimeError("teacher_weights() was called inside teacher_weights(): leave it first")
-        teacher = self._frozen()
+        teacher = [local_part(value) for value in self._frozen()]
         self._inside_teacher_weights = True
         try:
             with torch.no_grad():
-                student = [p.detach().clone() for p in self._parameters()]
-                torch._foreach_copy_(self._parameters(), teacher)
+                reshard_gathered_modules(self._parameters())
+                values = [local_part(p.detach()) for p in self._parameters()]
+                student = [value.clone() for value in values]
+                torch._foreach_copy_(values, teacher)
                 try:
                     yield
                 finally:
-                    torch._foreach_copy_(self._parameters(), student)
+                    torch._foreach_copy_(values, student)
+                    reshard_gathered_modules(self._parameters())
         finally:
             self._inside_teacher_weights = False
 

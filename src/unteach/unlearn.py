@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from unteach.checkpoint import Checkpoints
 from unteach.config import ForgetConfig, Method
 from unteach.data import ForgetBatches, GeneralText
+from unteach.distributed import any_rank, inside, parts_of_rank, share_out, sum_over_ranks
 from unteach.mean_teacher import MeanTeacher
 from unteach.optimizers import AnchoredAdamW, make_optimizer
 from unteach.passes import forget_term, general_term, hidden_states, in_micro_batches, precision_of_pass
@@ -106,7 +107,7 @@ def unlearn(
 
     def restore(step: int | None) -> None:
         nonlocal at, optimizer
-        state = checkpoints.load(step)
+        state = checkpoints.load(step, like=next(iter(parameters.values())))
         at = _Position(**state["position"])
         with torch.no_grad():
             for name, p in parameters.items():
@@ -154,7 +155,7 @@ def unlearn(
             save()
         elif at.step % config.checkpoint_every == 0:
             save()
-        if paused():
+        if any_rank(paused()):
             save()
             raise Interrupted(f"stopped after step {at.step}")
     missed = f"; the stop rule {rule} was not met" if rule is not None else ""
@@ -175,8 +176,13 @@ def train_step(
 ) -> dict[str, Any]:
     """One step of the paper's Algorithm 2: gradient of αL + D over micro-batches, then ``optimizer.step()``."""
     device = next(model.parameters()).device
+
+    def micro_batches(batch: Sequence[Any]) -> Iterable[Sequence[Any]]:
+        return in_micro_batches(batch, config.micro_batch)
+
     general_batch = general.batch(step, config.general_batch)
-    general_parts = list(in_micro_batches(general_batch, config.micro_batch))
+    forget_parts = parts_of_rank(numbers, micro_batches)
+    general_parts = parts_of_rank(general_batch, micro_batches)
     forget_tokens = sum(len(forget.sequences[n]) - 1 for n in numbers)
     general_tokens = sum(len(sequence) - 1 for sequence in general_batch)
     alpha = 1.0 if method.alpha is None else method.alpha
@@ -185,26 +191,28 @@ def train_step(
 
     # 1. The teacher reads the general text; only its last hidden states are kept.
     with precision_of_pass(config.precision.divergence, device), optimizer.teacher_weights():
-        teacher_hidden = [hidden_states(model, part)[0] for part in general_parts]
-        teacher_head = Head.of(model).detached()
+        teacher_hidden = [inside(model, hidden_states, chunks)[0] for chunks, _ in general_parts]
+        teacher_head = inside(model, lambda model: Head.of(model).detached())
 
     # 2. The student reads the forget text: α L.
     with precision_of_pass(config.precision.forget, device):
-        for part in in_micro_batches(numbers, config.micro_batch):
+        for part, weight in forget_parts:
             sequences = [forget.sequences[n] for n in part]
             base = incompetent if base_log_odds is None or method.loss != "npo" else base_log_odds.of(part, device)
-            loss, nll, tokens = forget_term(model, sequences, method, base)
-            share = tokens / forget_tokens
+            loss, nll, tokens = inside(model, forget_term, sequences, method, base)
+            share = weight * tokens / forget_tokens
             (alpha * share * loss).backward()
             metrics["forget_loss"] += share * float(loss.detach())
             metrics["nll_forget"] += share * float(nll)
 
     # 3. The student reads the general text: D.
     with precision_of_pass(config.precision.divergence, device):
-        for part, hidden in zip(general_parts, teacher_hidden, strict=True):
-            divergence, tokens = general_term(model, part, method.divergence, hidden, teacher_head)
-            (tokens / general_tokens * divergence).backward()
-            metrics["divergence"] += tokens / general_tokens * float(divergence.detach())
+        for (chunks, weight), hidden in zip(general_parts, teacher_hidden, strict=True):
+            divergence, tokens = inside(model, general_term, chunks, method.divergence, hidden, teacher_head)
+            share = weight * tokens / general_tokens
+            (share * divergence).backward()
+            metrics["divergence"] += share * float(divergence.detach())
+    metrics = dict(zip(metrics, sum_over_ranks(list(metrics.values())), strict=True))
 
     # 4. Clip, damp, add momentum, step; the teacher slides after.
     optimizer.step()
@@ -223,13 +231,18 @@ class _BaseLogOdds:
     values: list[Tensor] = field(default_factory=list)
 
     def __init__(self, model: Any, forget: ForgetBatches, methods: Sequence[Method], config: ForgetConfig) -> None:
-        self.values = []
         device = next(model.parameters()).device
-        with torch.no_grad(), precision_of_pass(config.precision.forget, device):
-            for part in in_micro_batches(forget.sequences, config.micro_batch or config.batch):
+
+        def read(sequences: Sequence[Sequence[int]]) -> list[Tensor]:
+            values: list[Tensor] = []
+            for part in in_micro_batches(sequences, config.micro_batch or config.batch):
                 hidden, labels, mask = hidden_states(model, part)
                 log_odds = token_log_odds(hidden, labels, Head.of(model)).cpu()
-                self.values += log_odds.split(mask.sum(1).tolist())
+                values += log_odds.split(mask.sum(1).tolist())
+            return values
+
+        with torch.no_grad(), precision_of_pass(config.precision.forget, device):
+            self.values = share_out(model, forget.sequences, read)
 
     def of(self, numbers: Sequence[int], device: torch.device) -> Tensor:
         """The log-odds [N] of the tokens of these sequences, in order."""

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from unteach import mean_teacher_kernels
 from unteach.distributed import global_norm, local_part, reshard_gathered_modules
 
 __all__ = ["MeanTeacher"]
@@ -133,7 +134,7 @@ class MeanTeacher(Optimizer):
         return loss
 
     def _step_bucket(self, parameters: list[Tensor], group: dict[str, Any], clip_factor: float) -> None:
-        """One step of parameters of one device and dtype, each line one pass of foreach operations over them."""
+        """One step of parameters of one device and dtype: in one pass over them, or a foreach operation a line."""
         for parameter in parameters:
             self._initialise(parameter)
         student = [local_part(self.state[p].get("student", p)) for p in parameters]
@@ -145,14 +146,20 @@ class MeanTeacher(Optimizer):
             torch._foreach_copy_(exact, gradient)
             gradient = exact
 
-        torch._foreach_mul_(momentum, group["momentum"])
-        torch._foreach_add_(momentum, gradient, alpha=clip_factor)
-        if group["damping"] != 0:
-            displacement = torch._foreach_sub(student, teacher)
-            torch._foreach_add_(momentum, displacement, alpha=clip_factor * group["damping"])
-        torch._foreach_add_(student, momentum, alpha=-group["lr"])
-        if group["teacher_rate"] != 0:
-            torch._foreach_lerp_(teacher, student, clip_factor * group["lr"] * group["teacher_rate"])
+        if mean_teacher_kernels.available(student, teacher, momentum, gradient):
+            mean_teacher_kernels.step(
+                student,
+                teacher,
+                momentum,
+                gradient,
+                lr=group["lr"],
+                decay=group["momentum"],
+                clip_factor=clip_factor,
+                damping=group["damping"],
+                slide=clip_factor * group["lr"] * group["teacher_rate"],
+            )
+        else:
+            _step_in_foreach(student, teacher, momentum, gradient, group, clip_factor)
         if "student" in self.state[parameters[0]]:
             torch._foreach_copy_([local_part(p) for p in parameters], student)
 
@@ -190,6 +197,9 @@ class MeanTeacher(Optimizer):
         if "student" in self.state[parameters[0]]:
             student = [local_part(self.state[p]["student"]) for p in parameters]
             torch._foreach_copy_(values, teacher if entering else student)
+            return
+        if mean_teacher_kernels.available(values, teacher):
+            mean_teacher_kernels.exchange(values, teacher)
             return
         kept = [value.clone() for value in values]
         torch._foreach_copy_(values, teacher)
@@ -245,6 +255,25 @@ class MeanTeacher(Optimizer):
             raise RuntimeError(
                 f"{call} was called inside teacher_weights(): the module holds the teacher; leave it first"
             )
+
+
+def _step_in_foreach(
+    student: list[Tensor],
+    teacher: list[Tensor],
+    momentum: list[Tensor],
+    gradient: list[Tensor],
+    group: dict[str, Any],
+    clip_factor: float,
+) -> None:
+    """The step in plain PyTorch: the reference for the kernels."""
+    torch._foreach_mul_(momentum, group["momentum"])
+    torch._foreach_add_(momentum, gradient, alpha=clip_factor)
+    if group["damping"] != 0:
+        displacement = torch._foreach_sub(student, teacher)
+        torch._foreach_add_(momentum, displacement, alpha=clip_factor * group["damping"])
+    torch._foreach_add_(student, momentum, alpha=-group["lr"])
+    if group["teacher_rate"] != 0:
+        torch._foreach_lerp_(teacher, student, clip_factor * group["lr"] * group["teacher_rate"])
 
 
 def _state_dtype(parameter: Tensor) -> torch.dtype:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import math
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -12,27 +14,46 @@ from torch import Tensor
 from unteach.config import Method
 from unteach.data import pad
 from unteach.divergences import DIVERGENCES
+from unteach.half_weights import half_weights
 from unteach.losses import LOSSES, forget_loss
-from unteach.vocab_head import Head, mean_divergence, token_log_odds
+from unteach.models import decoder_layers
+from unteach.vocab_head import Head, fused_rows, mean_divergence, token_log_odds
 
-__all__ = ["forget_term", "general_term", "hidden_states", "in_micro_batches", "precision_of_pass"]
+__all__ = [
+    "computing",
+    "forget_term",
+    "general_term",
+    "hidden_states",
+    "in_micro_batches",
+    "loss_scale",
+    "precision_of_pass",
+]
+
+HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
+SCALED_TOKEN = 2**8
+"""What a single token's share of the loss is multiplied by in float16: see ``loss_scale``."""
+_compiled: weakref.WeakKeyDictionary[torch.nn.Module, Callable[..., Any]] = weakref.WeakKeyDictionary()
 
 
 def hidden_states(model: Any, sequences: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor, Tensor]:
     """Last hidden states that predict a token, the tokens they predict, and where they are.
 
+    No attention mask is given, so that the fastest kernels can be used: padding stands on the right, where a causal
+    model's real tokens never look, and what is computed there is left out. Where real tokens stand is worked out on the
+    CPU, so that nothing waits for the device.
+
     Returns:
         ``hidden`` [N,D] and ``labels`` [N] of the N predicted tokens, and ``mask`` [B,T-1] that says which they are.
     """
     device = model.get_input_embeddings().weight.device
-    input_ids, lengths = (tensor.to(device) for tensor in pad(sequences))
-    places = torch.arange(input_ids.shape[1], device=device)
-    attention_mask = places < lengths.unsqueeze(-1)
-    hidden = model.base_model(
-        input_ids=input_ids, attention_mask=attention_mask.long(), use_cache=False
-    ).last_hidden_state
-    mask = attention_mask[:, 1:]
-    return hidden[:, :-1][mask], input_ids[:, 1:][mask], mask
+    ids, lengths = pad(sequences)
+    mask = torch.arange(1, ids.shape[1]) < lengths.unsqueeze(-1)
+    labels = ids[:, 1:][mask].to(device, non_blocking=True)
+    hidden = model.base_model(input_ids=ids.to(device, non_blocking=True), use_cache=False).last_hidden_state[:, :-1]
+    if bool(mask.all()):
+        return hidden.flatten(0, 1), labels, mask.to(device)
+    places = mask.flatten().nonzero().squeeze(-1).to(device, non_blocking=True)
+    return hidden.flatten(0, 1).index_select(0, places), labels, mask.to(device)
 
 
 def forget_term(
@@ -85,17 +106,74 @@ def in_micro_batches(sequences: Sequence[Any], size: int | None) -> Iterator[Seq
 
 
 @contextmanager
-def precision_of_pass(name: str, device: torch.device) -> Iterator[None]:
-    """Compute in a precision: fp32, tf32, fp16, bf16, or auto (fp32 on CPU, tf32 elsewhere)."""
-    before = torch.get_float32_matmul_precision()
-    if name == "auto":
-        name = "fp32" if device.type == "cpu" else "tf32"
-    torch.set_float32_matmul_precision("high" if name == "tf32" else "highest")
+def computing(model: Any, precision: str, *, compiled: bool = False) -> Iterator[None]:
+    """Run passes of a model in a precision; its weights stay in float32.
+
+    In half precision the linear layers' weights are rounded on entering, once for all micro-batches, so the weights
+    must be those wanted (the teacher's or the student's) before, and must not change inside.
+
+    Args:
+        model: A Hugging Face causal language model.
+        precision: fp32, tf32, fp16, bf16 or auto, see ``precision_of_pass``.
+        compiled: Compile every decoder block, and what is done with logits, by ``torch.compile``. Takes a minute at the
+            first use.
+    """
+    device = model.get_input_embeddings().weight.device
+    precision = resolved_precision(precision, device)
+    with ExitStack() as stack:
+        stack.enter_context(precision_of_pass(precision, device))
+        if precision in HALF:
+            stack.enter_context(half_weights(model, HALF[precision]))
+        if compiled:
+            stack.enter_context(_compiled_blocks(model))
+            stack.enter_context(fused_rows())
+        yield
+
+
+@contextmanager
+def _compiled_blocks(model: Any) -> Iterator[None]:
+    """Inside, calls of the decoder blocks run compiled; outside (evaluation, with its growing cache) they do not."""
+    blocks = decoder_layers(model)
     try:
-        if name in ("fp16", "bf16"):
-            with torch.autocast(device.type, dtype=torch.float16 if name == "fp16" else torch.bfloat16):
-                yield
-        else:
+        for block in blocks:
+            if block not in _compiled:
+                block.compile()
+                _compiled[block] = block._compiled_call_impl
+            block._compiled_call_impl = _compiled[block]
+        yield
+    finally:
+        for block in blocks:
+            block._compiled_call_impl = None
+
+
+def loss_scale(tokens: int, *precisions: str) -> float:
+    """The power of two by which the loss, a mean over ``tokens``, is multiplied before a backward pass in float16.
+
+    The gradient of a mean over N tokens gives each hidden state a gradient of order 1/N and less, below what float16 can
+    hold (6e-8). Times N it is of order one or, early in a run, a thousandth; 2⁸ more puts it in the middle of
+    float16's range, from 6e-8 to 65,504. Without float16 among the ``precisions`` the scale is 1.
+    """
+    return 2.0 ** math.floor(math.log2(tokens * SCALED_TOKEN)) if "fp16" in precisions else 1.0
+
+
+def resolved_precision(name: str, device: torch.device) -> str:
+    """What ``auto`` stands for on a device: fp32 on CPU, tf32 elsewhere."""
+    return name if name != "auto" else "fp32" if device.type == "cpu" else "tf32"
+
+
+@contextmanager
+def precision_of_pass(name: str, device: torch.device) -> Iterator[None]:
+    """Compute in a precision: fp32, tf32, fp16, bf16, or auto (fp32 on CPU, tf32 elsewhere), by autocast if half.
+
+    Sums of float16 products are never rounded to float16 on the way.
+    """
+    name, settings = resolved_precision(name, device), torch.backends.cuda.matmul
+    before = torch.get_float32_matmul_precision(), settings.allow_fp16_reduced_precision_reduction
+    torch.set_float32_matmul_precision("high" if name == "tf32" else "highest")
+    settings.allow_fp16_reduced_precision_reduction = False
+    try:
+        with torch.autocast(device.type, dtype=HALF[name]) if name in HALF else nullcontext():
             yield
     finally:
-        torch.set_float32_matmul_precision(before)
+        torch.set_float32_matmul_precision(before[0])
+        settings.allow_fp16_reduced_precision_reduction = before[1]

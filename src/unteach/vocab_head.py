@@ -2,14 +2,21 @@
 
 The [B,T,V] logits of a batch are the largest tensor of a language-model step. Nothing here needs them: the log-odds of
 the label (``losses.py``) and the divergences (``divergences.py``) have closed-form gradients in a row of logits, so
-rows are made, used and dropped a chunk at a time, in the forward and in the backward pass.
+rows are made, used and dropped a chunk at a time. Both gradients are taken in the forward pass, so each row is made
+once (but for the log-odds through a head that is trained, whose gradient needs the rows again).
+
+Under autocast the products are in half precision and their sums in float32. Gradients in the logits, often far below
+what float16 can hold, are multiplied by a power of two before they are rounded, and divided by it after.
 
 Shapes: N real tokens, D hidden width, V vocabulary entries.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,11 +24,28 @@ import torch
 from torch import Tensor
 
 from unteach.divergences import RowFunction, compute_dtype
+from unteach.half_weights import product_in_float32
 
-__all__ = ["Head", "mean_divergence", "token_log_odds"]
+__all__ = ["Head", "fused_rows", "mean_divergence", "token_log_odds"]
 
-CHUNK_LOGITS = 2**24
-"""Logits held at once (64 MB in float32): rows per chunk are this divided by V."""
+CHUNK_LOGITS = {"cpu": 2**24, "cuda": 2**26}
+"""Logits held at once (64 and 256 MB in float32), at most: rows per chunk are this divided by V."""
+CHUNKS = 16
+"""Rows are dealt out to about so many chunks, so that they take a small part of what all logits would."""
+CHUNK_ROWS = 64
+"""Chunks are not made smaller than this for the sake of their number."""
+
+_fused: ContextVar[bool] = ContextVar("fused", default=False)
+
+
+@contextmanager
+def fused_rows() -> Iterator[None]:
+    """Inside, what is done with the rows of a chunk is compiled into a few kernels (by ``torch.compile``)."""
+    token = _fused.set(True)
+    try:
+        yield
+    finally:
+        _fused.reset(token)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,25 +72,24 @@ class Head:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [n,V] of hidden states [n,D], in float32 or float64; the product itself is in ``hidden.dtype``."""
-        raw = hidden @ self.weight.to(hidden.dtype).T
-        raw = raw.to(compute_dtype(raw))
+        raw = product_in_float32(hidden, self.weight.to(hidden.dtype).T)
         if self.bias is not None:
-            raw = raw + self.bias.to(raw.dtype)
+            raw += self.bias.to(raw.dtype)
         if self.scale != 1.0:
-            raw = raw * self.scale
+            raw *= self.scale
         return raw if self.cap is None else self.cap * torch.tanh(raw / self.cap)
-
-    def backward(self, gradient: Tensor, logits: Tensor) -> Tensor:
-        """Gradient in x Wᵀ + b from the gradient in the logits, both [n,V]; may overwrite ``gradient``."""
-        if self.cap is not None:
-            gradient = gradient * (1 - (logits / self.cap).square())
-        return gradient if self.scale == 1.0 else gradient.mul_(self.scale)
 
     def detached(self) -> Head:
         """The head's present values, copied if they will change under it."""
-        bias = None if self.bias is None else self.bias.detach().clone()
+        bias = self.bias.detach().clone() if self.bias is not None and self.bias.requires_grad else self.bias
         weight = self.weight.detach().clone() if self.weight.requires_grad else self.weight
         return Head(weight=weight, bias=bias, scale=self.scale, cap=self.cap)
+
+    def rounded(self, dtype: torch.dtype) -> Head:
+        """The same head with its weight in another dtype."""
+        if self.weight.dtype == dtype:
+            return self
+        return Head(weight=self.weight.detach().to(dtype), bias=self.bias, scale=self.scale, cap=self.cap)
 
 
 def token_log_odds(hidden: Tensor, labels: Tensor, head: Head) -> Tensor:
@@ -88,11 +111,14 @@ def mean_divergence(
 ) -> Tensor:
     """Mean over tokens of a divergence's ``rows`` between the two heads' logits.
 
+    Where student and teacher have one and the same head, W (x - x') is added to the teacher's logits W x' instead of
+    computing W x: the difference of two nearly equal rows then carries the rounding of a small number, not of a large.
+
     Args:
         rows: ``DIVERGENCES[name].rows``.
-        hidden: The student's last hidden states [N,D].
+        hidden: The student's last hidden states x [N,D].
         head: The student's LM head.
-        teacher_hidden: The teacher's last hidden states [N,D'], a constant.
+        teacher_hidden: The teacher's last hidden states x' [N,D'], a constant.
         teacher_head: The teacher's LM head, a constant; may be ``head`` where the head is not trained.
 
     Returns:
@@ -101,55 +127,76 @@ def mean_divergence(
     return _MeanDivergence.apply(hidden, head.weight, head.bias, rows, head, teacher_hidden.detach(), teacher_head)
 
 
-def _chunks(tokens: int, vocabulary: int) -> Iterator[slice]:
-    size = max(1, CHUNK_LOGITS // vocabulary)
+def _chunks(hidden: Tensor, head: Head) -> Iterator[slice]:
+    tokens, vocabulary = len(hidden), head.weight.shape[0]
+    most = CHUNK_LOGITS["cuda" if hidden.is_cuda else "cpu"] // vocabulary
+    size = max(1, min(most, max(CHUNK_ROWS, -(-tokens // CHUNKS))))
     return (slice(start, min(start + size, tokens)) for start in range(0, tokens, size))
 
 
 class _Gradients:
-    """Gradients in hidden states, weight and bias, added up chunk by chunk from gradients in the logits."""
+    """Gradients in hidden states, weight and bias, added up chunk by chunk from gradients in the logits.
 
-    def __init__(self, hidden: Tensor, head: Head, needs: tuple[bool, ...]) -> None:
-        self.hidden = torch.empty_like(hidden) if needs[0] else None
-        dtype = compute_dtype(head.weight)
-        self.weight = torch.zeros_like(head.weight, dtype=dtype) if needs[1] else None
-        self.bias = torch.zeros_like(head.bias, dtype=dtype) if needs[2] and head.bias is not None else None
+    Args:
+        hidden: Hidden states [N,D] in the dtype of the products.
+        head: The head, its weight in that dtype.
+        like: The tensors whose gradients are wanted: hidden states, weight and bias.
+        needs: Which of them are.
+    """
 
-    def add(self, chunk: slice, hidden: Tensor, head: Head, gradient: Tensor, logits: Tensor) -> None:
-        gradient = head.backward(gradient, logits)
+    def __init__(self, hidden: Tensor, head: Head, like: tuple[Tensor, Tensor, Tensor | None], needs: Any) -> None:
+        self._hidden, self._head = hidden, head
+        dtype = compute_dtype(like[1])
+        self.hidden = torch.empty_like(like[0]) if needs[0] else None
+        self.weight = torch.zeros_like(like[1], dtype=dtype) if needs[1] else None
+        self.bias = torch.zeros_like(like[2], dtype=dtype) if needs[2] and like[2] is not None else None
+
+    def add(self, chunk: slice, gradient: Tensor, factor: Tensor | None) -> None:
+        """Add a chunk's share, from the gradient in x Wᵀ + b times ``factor``, as ``_rounded`` gives them."""
         if self.bias is not None:
-            self.bias += gradient.sum(0)
-        gradient = gradient.to(hidden.dtype)
+            self.bias += _divided(gradient.sum(0, dtype=self.bias.dtype), factor)
         if self.hidden is not None:
-            torch.mm(gradient, head.weight.to(hidden.dtype), out=self.hidden[chunk])
+            self.hidden[chunk] = _divided(product_in_float32(gradient, self._head.weight), factor)
         if self.weight is not None:
-            self.weight += gradient.T @ hidden[chunk]
-
-    def scaled(self, factor: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        return tuple(None if g is None else g * factor.to(g.dtype) for g in (self.hidden, self.weight, self.bias))  # type: ignore[return-value]
+            self.weight += _divided(product_in_float32(gradient.T, self._hidden[chunk]), factor)
 
 
 class _TokenLogOdds(torch.autograd.Function):
     @staticmethod
     def forward(ctx, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, head: Head) -> Tensor:  # type: ignore[no-untyped-def]
         ctx.save_for_backward(hidden, weight, *([] if bias is None else [bias]), labels)
-        ctx.head = head
+        ctx.head, ctx.dtype = head, _product_dtype(hidden)
+        ctx.jacobian = None  # ∂z_t/∂x_t [N,D]: all that the backward pass needs where the head is not trained
+        ctx.trained = any(ctx.needs_input_grad[1:3])
         log_odds = hidden.new_empty(len(labels), dtype=compute_dtype(hidden))
-        for chunk in _chunks(*_sizes(hidden, head)):
-            log_odds[chunk] = _log_odds(head.logits(hidden[chunk]), labels[chunk])[0]
+        with _plain(hidden):
+            operand, rounded = hidden.detach().to(ctx.dtype), head.rounded(ctx.dtype)
+            needs = (ctx.needs_input_grad[0] and not ctx.trained, False, False)
+            gradients = _Gradients(operand, rounded, (hidden, weight, bias), needs)
+            for chunk in _chunks(hidden, head):
+                logits = rounded.logits(operand[chunk])
+                log_odds[chunk], *gradient = _run(
+                    _log_odds_chunk, logits, labels[chunk], None, head.scale, head.cap, ctx.dtype, needs[0]
+                )
+                if needs[0]:
+                    gradients.add(chunk, *gradient)
+        ctx.jacobian = gradients.hidden
         return log_odds
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, upstream: Tensor):  # type: ignore[no-untyped-def]
-        hidden, *_, labels = ctx.saved_tensors
-        gradients = _Gradients(hidden, ctx.head, ctx.needs_input_grad)
-        for chunk in _chunks(*_sizes(hidden, ctx.head)):
-            logits = ctx.head.logits(hidden[chunk])
-            others = _log_odds(logits.clone() if ctx.head.cap else logits, labels[chunk])[1]
-            gradient = others.mul_(-upstream[chunk].unsqueeze(-1))  # upstream · (e_y - softmax_{j≠y})
-            gradient.scatter_(-1, labels[chunk].unsqueeze(-1), upstream[chunk].unsqueeze(-1))
-            gradients.add(chunk, hidden, ctx.head, gradient, logits)
+        hidden, weight, *bias, labels = ctx.saved_tensors
+        if not ctx.trained:
+            return (upstream.unsqueeze(-1) * ctx.jacobian).to(hidden.dtype), None, None, None, None
+        with _plain(hidden):
+            operand, rounded = hidden.detach().to(ctx.dtype), ctx.head.rounded(ctx.dtype)
+            gradients = _Gradients(operand, rounded, (hidden, weight, *(bias or [None])), ctx.needs_input_grad)
+            for chunk in _chunks(hidden, ctx.head):
+                logits = rounded.logits(operand[chunk])
+                scale, cap, weights = ctx.head.scale, ctx.head.cap, upstream[chunk].unsqueeze(-1)
+                _, *gradient = _run(_log_odds_chunk, logits, labels[chunk], weights, scale, cap, ctx.dtype, True)
+                gradients.add(chunk, *gradient)
         return gradients.hidden, gradients.weight, gradients.bias, None, None
 
 
@@ -165,33 +212,120 @@ class _MeanDivergence(torch.autograd.Function):
         teacher_hidden: Tensor,
         teacher_head: Head,
     ) -> Tensor:
-        ctx.gradients = _Gradients(hidden, head, ctx.needs_input_grad)
-        total = hidden.new_zeros((), dtype=compute_dtype(hidden))
-        for chunk in _chunks(*_sizes(hidden, head)):
-            logits = head.logits(hidden[chunk])
-            value, gradient = rows(logits, teacher_head.logits(teacher_hidden[chunk]).to(logits.dtype))
-            total += value.sum()
-            if any(ctx.needs_input_grad[:3]):
-                ctx.gradients.add(chunk, hidden, head, gradient, logits)
-        ctx.tokens = len(hidden)
+        dtype = _product_dtype(hidden)
+        with _plain(hidden):
+            rounded, operand = head.rounded(dtype), hidden.detach().to(dtype)
+            shared = _same_head(head, teacher_head)
+            teacher_rounded = rounded if shared else teacher_head.rounded(dtype)
+            gradients = _Gradients(operand, rounded, (hidden, weight, bias), ctx.needs_input_grad)
+            total = hidden.new_zeros((), dtype=compute_dtype(hidden))
+            for chunk in _chunks(hidden, head):
+                teacher_logits = teacher_rounded.logits(teacher_hidden[chunk].to(dtype))
+                if shared:
+                    difference = hidden[chunk].to(total.dtype) - teacher_hidden[chunk].to(total.dtype)
+                    moved, factor = _rounded(difference, dtype)
+                    logits = _divided(product_in_float32(moved, rounded.weight.T), factor)
+                    logits = logits.mul_(head.scale).add_(teacher_logits)
+                else:
+                    logits = rounded.logits(operand[chunk])
+                    teacher_logits = teacher_logits.to(logits.dtype)
+                value, *gradient = _run(_divergence_chunk, logits, teacher_logits, rows, head.scale, head.cap, dtype)
+                total += value
+                if any(ctx.needs_input_grad[:3]):
+                    gradients.add(chunk, *gradient)
+        ctx.gradients, ctx.tokens = (gradients.hidden, gradients.weight, gradients.bias), len(hidden)
         return total / ctx.tokens
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, upstream: Tensor):  # type: ignore[no-untyped-def]
-        return *ctx.gradients.scaled(upstream / ctx.tokens), None, None, None, None
+        factor = upstream / ctx.tokens
+        scaled = (None if gradient is None else gradient * factor.to(gradient.dtype) for gradient in ctx.gradients)
+        return *scaled, None, None, None, None
 
 
-def _sizes(hidden: Tensor, head: Head) -> tuple[int, int]:
-    return len(hidden), head.weight.shape[0]
+def _log_odds_chunk(
+    logits: Tensor,
+    labels: Tensor,
+    upstream: Tensor | None,
+    scale: float,
+    cap: float | None,
+    dtype: torch.dtype,
+    wanted: bool,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Log-odds [n] of a chunk, and the gradient [n,V] in x Wᵀ + b of ``upstream`` [n,1] (None: 1) times them, rounded.
 
-
-def _log_odds(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-odds [n] and softmax_{j≠y} [n,V] (zero at y), overwriting ``logits``."""
+    Overwrites ``logits``.
+    """
     index = labels.unsqueeze(-1)
+    given = logits.clone() if cap is not None and wanted else logits
     own = logits.gather(-1, index)
     logits.scatter_(-1, index, -torch.inf)
     peak = logits.amax(-1, keepdim=True)
     weights = logits.sub_(peak).exp_()
     total = weights.sum(-1, keepdim=True)
-    return (own - peak - total.log()).squeeze(-1), weights.div_(total)
+    log_odds = (own - peak - total.log()).squeeze(-1)
+    if not wanted:
+        return log_odds, None, None
+    one = torch.ones_like(total) if upstream is None else upstream.to(total.dtype)
+    gradient = weights.mul_(-one / total).scatter_(-1, index, one)  # upstream · (e_y - softmax_{j≠y})
+    return log_odds, *_rounded(_before_cap(gradient, given, scale, cap), dtype)
+
+
+def _divergence_chunk(
+    logits: Tensor, teacher_logits: Tensor, rows: RowFunction, scale: float, cap: float | None, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Sum of a chunk's divergences, and the gradient [n,V] of that sum in x Wᵀ + b, rounded."""
+    value, gradient = rows(logits, teacher_logits)
+    return value.sum(), *_rounded(_before_cap(gradient, logits, scale, cap), dtype)
+
+
+def _before_cap(gradient: Tensor, logits: Tensor, scale: float, cap: float | None) -> Tensor:
+    """Gradient in x Wᵀ + b from the gradient in the logits, both [n,V]; may overwrite ``gradient``."""
+    if cap is not None:
+        gradient = gradient * (1 - (logits / cap).square())
+    return gradient if scale == 1.0 else gradient.mul_(scale)
+
+
+def _rounded(values: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+    """Values in ``dtype`` and the power of two that they were multiplied by, which suits float16's narrow range."""
+    if dtype != torch.float16:
+        return values.to(dtype), None
+    largest = values.abs().amax().clamp(min=1e-30)
+    factor = torch.exp2(14 - largest.log2().floor())  # the largest becomes 2¹⁴ to 2¹⁵; float16 goes up to 2¹⁶
+    return (values * factor).to(dtype), factor
+
+
+def _divided(values: Tensor, factor: Tensor | None) -> Tensor:
+    return values if factor is None else values.div_(factor)
+
+
+def _run(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a chunk function, compiled inside ``fused_rows``, for any number of rows."""
+    if not _fused.get():
+        return function(*arguments)
+    for argument in arguments:
+        if isinstance(argument, Tensor):
+            torch._dynamo.maybe_mark_dynamic(argument, 0)
+    return _compiled(function)(*arguments)
+
+
+@functools.cache
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    return torch.compile(function)
+
+
+def _product_dtype(hidden: Tensor) -> torch.dtype:
+    """What the products are computed in: autocast's dtype, or that of the hidden states."""
+    kind = hidden.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
+
+
+def _plain(hidden: Tensor) -> Any:
+    """No autocast inside: the dtypes are chosen here."""
+    return torch.autocast(hidden.device.type, enabled=False)
+
+
+def _same_head(head: Head, other: Head) -> bool:
+    """Whether both give scale (W x + b) with the very same weights, without a cap."""
+    return head.weight is other.weight and head.bias is other.bias and head.scale == other.scale and not head.cap

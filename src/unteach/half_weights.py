@@ -1,0 +1,106 @@
+"""Half-precision products whose sums stay in float32, and linear layers that read weights rounded once per pass.
+
+Autocast rounds a weight whenever a forward pass meets it, and gives its gradient in half precision. Here the weights
+are rounded once per pass, whatever the number of micro-batches, and their gradients are summed and kept in float32.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from unteach.distributed import is_sharded
+
+__all__ = ["half_weights", "product_in_float32"]
+
+
+def product_in_float32(a: Tensor, b: Tensor) -> Tensor:
+    """``a @ b`` of two matrices in one dtype; where that is half precision, added up and given in float32."""
+    if a.dtype not in (torch.float16, torch.bfloat16):
+        return a @ b
+    if a.is_cuda:
+        return torch.mm(a, b, out_dtype=torch.float32)
+    return a.float() @ b.float()
+
+
+@contextmanager
+def half_weights(model: Any, dtype: torch.dtype) -> Iterator[None]:
+    """Inside, the linear layers of the model's backbone compute in half precision, with weights rounded on entering.
+
+    A change of the weights inside the block is not seen. Gradients of the weights are float32; ``backward`` adds them
+    to ``.grad`` itself where there is one already, so use ``backward`` and not ``torch.autograd.grad``. Layers with
+    sharded weights, and other operations, are left to autocast, which the caller switches on.
+
+    Args:
+        model: A Hugging Face causal language model; its head is not touched.
+        dtype: float16 or bfloat16.
+    """
+    linears = [m for m in model.base_model.modules() if type(m) is nn.Linear and not is_sharded(m.weight)]
+    try:
+        for linear in linears:
+            linear.__class__ = _HalfLinear
+            linear.rounded = torch.empty_like(linear.weight, dtype=dtype, requires_grad=False)
+        with torch.no_grad():
+            if linears:
+                rounded: list[Any] = [linear.rounded for linear in linears]
+                torch._foreach_copy_(rounded, [linear.weight for linear in linears])
+        yield
+    finally:
+        for linear in linears:
+            linear.__class__ = nn.Linear
+            linear.__dict__.pop("rounded", None)
+
+
+class _HalfLinear(nn.Linear):
+    """A linear layer while its weight is rounded."""
+
+    rounded: Tensor
+
+    def forward(self, input: Tensor) -> Tensor:
+        output = _HalfProduct.apply(input, self.weight, self.rounded)
+        return output if self.bias is None else (output + self.bias).to(output.dtype)
+
+
+class _HalfProduct(torch.autograd.Function):
+    """x Wᵀ with x [...,D] and W [V,D] in half precision, and the gradient of the exact W in float32."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, weight: Tensor, half: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
+        x = x.to(half.dtype)
+        ctx.save_for_backward(x, weight, half)
+        return torch.mm(x.reshape(-1, x.shape[-1]), half.t()).view(*x.shape[:-1], half.shape[0])
+
+    @staticmethod
+    def backward(ctx, upstream: Tensor):  # type: ignore[no-untyped-def]
+        x, weight, half = ctx.saved_tensors
+        upstream = upstream.reshape(-1, upstream.shape[-1]).to(half.dtype)
+        in_x = torch.mm(upstream, half).view(x.shape) if ctx.needs_input_grad[0] else None
+        in_weight = None
+        if ctx.needs_input_grad[1]:
+            in_weight = _weight_gradient(upstream.t(), x.reshape(-1, x.shape[-1]), weight)
+        return in_x, in_weight, None
+
+
+def _weight_gradient(a: Tensor, b: Tensor, weight: Tensor) -> Tensor | None:
+    """``a @ b`` in float32, or None after adding it to the gradient that the weight has already, in one pass."""
+    if torch.compiler.is_compiling() or not a.is_cuda or weight.grad is None or not _adds_in_place(a.dtype):
+        return product_in_float32(a, b)
+    torch.addmm(weight.grad, a, b, out_dtype=torch.float32, out=weight.grad)
+    return None
+
+
+@functools.cache
+def _adds_in_place(dtype: torch.dtype) -> bool:
+    """Whether this PyTorch adds a half-precision product to a float32 matrix in place."""
+    a = torch.eye(16, dtype=dtype, device="cuda")
+    total = torch.ones(16, 16, device="cuda")
+    try:
+        torch.addmm(total, a, a, out_dtype=torch.float32, out=total)
+    except (RuntimeError, TypeError):
+        return False
+    return bool(torch.equal(total, torch.ones_like(total) + torch.eye(16, device="cuda")))

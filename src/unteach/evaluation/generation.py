@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unteach.distributed import share_out
 from unteach.evaluation.attention import faster_on_cpu
 from unteach.evaluation.cache import Collector, is_plain
 from unteach.evaluation.inference import (
@@ -64,25 +65,28 @@ def generate(
     """
     limits = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else list(max_new_tokens)
     _check(model, prompts, limits)
-    outputs: list[list[int]] = [[] for _ in prompts]
 
-    with evaluating(model), faster_on_cpu(model):
-        reader = _Reader(model, prompts)
+    def work(items: Sequence[tuple[Sequence[int], int]]) -> list[list[int]]:
+        outputs: list[list[int]] = [[] for _ in items]
+        reader = _Reader(model, [prompt for prompt, _ in items])
 
         def run(group: list[int]) -> None:
-            group = sorted(group, key=lambda index: -len(prompts[index]))
-            continued = _decode(reader, [prompts[i] for i in group], [limits[i] for i in group], frozenset(stop_ids))
+            group = sorted(group, key=lambda index: -len(items[index][0]))
+            continued = _decode(reader, [items[i][0] for i in group], [items[i][1] for i in group], frozenset(stop_ids))
             for index, ids in zip(group, continued, strict=True):
                 outputs[index] = ids
 
         in_batches(
-            [len(prompt) + limit for prompt, limit in zip(prompts, limits, strict=True)],
+            [len(prompt) + limit for prompt, limit in items],
             run,
             batch_size=batch_size,
             batch_tokens=batch_tokens or cache_tokens(model),
             advance=advance,
         )
-    return outputs
+        return outputs
+
+    with evaluating(model), faster_on_cpu(model):
+        return share_out(model, list(zip(prompts, limits, strict=True)), work)
 
 
 def next_tokens(
@@ -109,25 +113,34 @@ def next_tokens(
         [prompts, candidates] in fp32, both on the CPU.
     """
     _check(model, prompts, [1] * len(prompts))
-    best = torch.zeros(len(prompts), dtype=torch.long)
-    scores = torch.zeros(len(prompts), len(candidates))
 
-    with evaluating(model), faster_on_cpu(model):
-        reader = _Reader(model, prompts)
+    def work(items: Sequence[Sequence[int]]) -> list[tuple[Tensor, Tensor]]:
+        best = torch.zeros(len(items), dtype=torch.long)
+        scores = torch.zeros(len(items), len(candidates))
+        reader = _Reader(model, items)
 
         def run(group: list[int]) -> None:
-            logits = reader.read_piece([prompts[index] for index in group])[0]
+            logits = reader.read_piece([items[index] for index in group])[0]
             best[group] = logits.argmax(-1).cpu()
             scores[group] = logits[:, list(candidates)].float().cpu()
 
         in_batches(
-            [len(prompt) for prompt in prompts],
+            [len(prompt) for prompt in items],
             run,
             batch_size=batch_size,
             batch_tokens=batch_tokens or cache_tokens(model),
             advance=advance,
         )
-    return best, scores
+        return list(zip(best, scores, strict=True))
+
+    with evaluating(model), faster_on_cpu(model):
+        found = share_out(model, prompts, work)
+    best, scores = zip(*found, strict=True) if found else ((), ())
+    return _stack(best, torch.zeros(0, dtype=torch.long)), _stack(scores, torch.zeros(0, len(candidates)))
+
+
+def _stack(rows: Sequence[Tensor], empty: Tensor) -> Tensor:
+    return torch.stack(list(rows)) if rows else empty
 
 
 def _check(model: Any, prompts: Sequence[Sequence[int]], limits: Sequence[int]) -> None:

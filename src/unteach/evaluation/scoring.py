@@ -8,6 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from unteach.distributed import share_out
 from unteach.evaluation.inference import Advance, accepted_arguments, evaluating, in_batches
 from unteach.models import context_length
 
@@ -58,20 +59,25 @@ def token_logprobs(
     vocabulary = model.config.get_text_config().vocab_size
     kind = "cuda" if model.device.type == "cuda" else "cpu"
     most = positions or max(1, min(_POSITIONS[kind], _LOGITS[kind] // vocabulary))
-    results: list[NDArray[np.float64]] = [np.empty(0)] * len(sequences)
 
-    def run(group: list[int]) -> None:
-        chosen = [sequences[index] for index in group]
-        fits = len(chosen[0]) <= most
-        scores = _score_batch(model, chosen) if fits else [_score_pieces(model, chosen[0], most)]
-        for index, values in zip(group, scores, strict=True):
-            if np.isnan(values).any():
-                raise ValueError(f"the log-probabilities of text {index} are NaN: broken weights?")
-            results[index] = values
+    def work(items: Sequence[Sequence[int]]) -> list[NDArray[np.float64]]:
+        results: list[NDArray[np.float64]] = [np.empty(0)] * len(items)
+
+        def run(group: list[int]) -> None:
+            chosen = [items[index] for index in group]
+            fits = len(chosen[0]) <= most
+            scores = _score_batch(model, chosen) if fits else [_score_pieces(model, chosen[0], most)]
+            for index, values in zip(group, scores, strict=True):
+                results[index] = values
+
+        in_batches(list(map(len, items)), run, batch_size=batch_size, batch_tokens=most, advance=advance)
+        return results
 
     with evaluating(model):
-        lengths = [len(sequence) for sequence in sequences]
-        in_batches(lengths, run, batch_size=batch_size, batch_tokens=most, advance=advance)
+        results = share_out(model, sequences, work)
+    for index, values in enumerate(results):
+        if np.isnan(values).any():
+            raise ValueError(f"the log-probabilities of text {index} are NaN: broken weights?")
     return results
 
 

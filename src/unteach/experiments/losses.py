@@ -1,0 +1,133 @@
+"""Figures 1 and 2: the mean teacher with each forget loss, and LL and NPO again after two epochs of AdamW.
+
+All runs take the same number of steps, whatever they reach. The divergence is QKL, as in the authors' runs. AdamW takes
+a tenth of its usual learning rate, as there: it is to leave the starting point, not to do the whole work.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from unteach.config import ForgetConfig, Method, checked
+from unteach.errors import InputError
+from unteach.experiments.cells import Cell, by_name, mean_and_std, result_table
+from unteach.experiments.setups import NEVER, Setup
+from unteach.report.plots import curve_figure
+from unteach.report.style import Figure, look
+
+__all__ = ["LossesSettings", "cells", "figures", "table"]
+
+LOSSES = ("nlul", "ll", "npo", "it")
+ESCAPED = ("ll", "npo")
+"""Losses that are run again after AdamW."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossesSettings:
+    """What this experiment adds to the benchmark's settings."""
+
+    steps: int = 100
+    """Of every run, those of AdamW included."""
+    escape_epochs: int = 2
+    """Passes of AdamW over the forget documents."""
+    escape_lr: float = 0.1
+    """AdamW's learning rate there, as a share of the baseline's."""
+
+
+def cells(setup: Setup, seeds: Sequence[int]) -> list[Cell]:
+    """Every loss with every seed, then the losses after AdamW."""
+    problems: list[str] = []
+    settings = checked(LossesSettings, dict(setup.settings.get("losses") or {}), "losses.", problems)
+    if problems:
+        raise InputError(problems)
+    names = [loss for loss in LOSSES if loss != "it" or setup.incompetent]
+    found = [_cell(setup, settings, loss, seed, escaped=False) for loss in names for seed in seeds]
+    return found + [_cell(setup, settings, loss, seed, escaped=True) for loss in ESCAPED for seed in seeds]
+
+
+def _cell(setup: Setup, settings: LossesSettings, loss: str, seed: int, *, escaped: bool) -> Cell:
+    baseline = setup.methods[f"adamw-{loss}-kl"]
+    method = dataclasses.replace(
+        setup.methods["mt-nlul-qkl"], loss=loss, beta=baseline.beta, ratio=baseline.ratio
+    )  # alpha and the step sizes are measured with NLUL whatever the loss: equal for all
+
+    def configured(**changes: Any) -> ForgetConfig:
+        return setup.configured(
+            method,
+            seed,
+            phases=(_escape(setup, settings, baseline),) if escaped else (),
+            stop=dataclasses.replace(setup.config.stop, metric=NEVER, utility_floor=1e9),
+            max_steps=settings.steps,
+            evaluate_every=settings.steps,
+            **changes,
+        )
+
+    def run() -> dict[str, Any]:
+        with tempfile.TemporaryDirectory() as folder:
+            return setup.forget(configured(out=str(Path(folder) / "run")))[1]
+
+    name = f"loss-mt-{loss}" + ("-after-adamw" if escaped else "")
+    return Cell(name=name, seed=seed, settings=setup.fixed(configured()), run=run)
+
+
+def _escape(setup: Setup, settings: LossesSettings, baseline: Method) -> Method:
+    """AdamW for some passes over the documents, held by the same divergence as the rest of the run."""
+    from unteach.data import ForgetBatches, read_documents, tokenise
+    from unteach.models import load_tokenizer
+
+    config = setup.config
+    tokens = tokenise(
+        read_documents(config.documents),
+        load_tokenizer(config.model),
+        mode=config.document_mode,
+        max_tokens=config.max_tokens or 1024,
+    )
+    epoch = ForgetBatches(tokens, 0).steps_per_epoch(config.batch)
+    lr = settings.escape_lr * (baseline.lr or 1e-5)
+    return dataclasses.replace(baseline, lr=lr, divergence="qkl_frozen", steps=settings.escape_epochs * epoch)
+
+
+def table(setup: Setup, contents: Sequence[dict[str, Any]]) -> str:
+    """NLL and gradient norm at the first and the last step."""
+    groups = by_name(contents)
+    metrics = {name: [content["metrics"] for content in group] for name, group in groups.items()}
+
+    def column(field: str, place: int) -> list[str]:
+        return [mean_and_std([content["curve"][field][place] for content in g], 3) for g in groups.values()]
+
+    extra = {
+        "NLL at step 1": column("nll_forget", 0),
+        "NLL at the end": column("nll_forget", -1),
+        "gradient norm at step 1": column("grad_norm", 0),
+        "at the end": column("grad_norm", -1),
+    }
+    return result_table(metrics, ("verbmem_f", "knowmem_f", "knowmem_r", "nll_general", "degenerate"), extra)
+
+
+def figures(setup: Setup, contents: Sequence[dict[str, Any]]) -> list[Figure]:
+    """NLL on the forget batches and gradient norm, per step."""
+    groups = by_name(contents)
+    styles = {name: look("method", index) for index, name in enumerate(groups)}
+    drawn = []
+    for field, title, unit in (
+        ("nll_forget", "Loss on the forget batches", "negative log-likelihood, nats per token"),
+        ("grad_norm", "Gradient norm", "before clipping"),
+    ):
+        lines = [
+            (name.removeprefix("loss-"), styles[name], content["seed"], _points(content["curve"], field))
+            for name, group in groups.items()
+            for content in group
+        ]
+        keys = [(name.removeprefix("loss-"), style) for name, style in styles.items()]
+        if lines:
+            drawn.append(curve_figure(f"losses-{field}-{setup.benchmark}", title, unit, lines, keys, True))
+    return drawn
+
+
+def _points(curve: dict[str, list[Any]], field: str) -> list[tuple[float, float]]:
+    return [(step, value) for step, value in zip(curve["step"], curve[field], strict=True) if value is not None]

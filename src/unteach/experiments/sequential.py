@@ -1,0 +1,114 @@
+"""The sustainability figure: four disjoint forget requests one after the other, and what is left after each.
+
+As in the paper there is no stop rule: every request takes as many steps as the method needed for all documents in
+``methods`` (that cell is measured first where it is missing).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from unteach.experiments import methods
+from unteach.experiments.cells import Book, Cell, by_name, mean_and_std, result_table
+from unteach.experiments.setups import NEVER, Setup
+from unteach.report.style import Canvas, Figure, look, make_figure
+
+__all__ = ["cells", "figures", "table"]
+
+COMPARED = ("mt-nlul-qkl", "adamw-npo-kl")
+METRICS = ("verbmem_f", "knowmem_f", "knowmem_r", "privleak", "mmlu_val", "nll_general", "degenerate")
+CHECKED = 4
+"""Probes of the forget job's own measurement, which is not used here."""
+
+
+def cells(setup: Setup, seeds: Sequence[int], book: Book) -> list[Cell]:
+    """Both methods with every seed."""
+    return [_cell(setup, name, seed, book) for name in COMPARED for seed in seeds]
+
+
+def _cell(setup: Setup, name: str, seed: int, book: Book) -> Cell:
+    whole = methods.cell(setup, name, seed)
+    folds = [setup.fixed(setup.configured(name, seed, documents=fold))["inputs"]["documents"] for fold in setup.folds]
+
+    def run() -> dict[str, Any]:
+        steps = book.get(whole)["steps"]
+        requests = [{"request": 0, **_short(setup.kept(setup.measure_named(setup.config.model, seed)))}]
+        with tempfile.TemporaryDirectory() as folder:
+            model = setup.config.model
+            for number, fold in enumerate(setup.folds, start=1):
+                config = setup.configured(
+                    name,
+                    seed,
+                    model=model,
+                    documents=fold,
+                    reference=None,
+                    out=str(Path(folder) / f"request_{number}"),
+                    stop=dataclasses.replace(setup.config.stop, metric=NEVER, utility_floor=1e9),
+                    max_steps=steps,
+                    evaluate_every=steps,
+                    probes=CHECKED,
+                    save_dtype="float32",
+                )
+                content = setup.forget(config)[1]
+                kept = {key: content[key] for key in ("method", "steps", "forget_seconds")}
+                requests.append({"request": number, **_short(content), **kept})
+                model = str(Path(config.out) / "model")
+        return {"requests": requests, "metrics": requests[-1]["metrics"], "steps": steps}
+
+    fixed = {"steps as": dict(whole.settings), "requests": folds}
+    return Cell(name=f"sequential-{name}", seed=seed, settings=fixed, run=run)
+
+
+def _short(content: dict[str, Any]) -> dict[str, Any]:
+    """The metrics that the table shows."""
+    return {"metrics": {name: content["metrics"][name] for name in METRICS if name in content["metrics"]}}
+
+
+def table(setup: Setup, contents: Sequence[dict[str, Any]]) -> str:
+    """A row for each method and request."""
+    groups = by_name(contents)
+    rows: dict[str, list[Any]] = {}
+    steps = []
+    for name, group in groups.items():
+        for number in range(len(setup.folds) + 1):
+            label = name.removeprefix("sequential-") + (f", after {number}" if number else "")
+            rows[label] = [content["requests"][number]["metrics"] for content in group]
+            steps.append(mean_and_std([content["steps"] * number for content in group], 0))
+    return result_table(rows, METRICS, {"steps": steps})
+
+
+def figures(setup: Setup, contents: Sequence[dict[str, Any]]) -> list[Figure]:
+    """Utility after each request."""
+    groups = by_name(contents)
+    return [_figure(setup, groups, metric) for metric in ("knowmem_r", "nll_general") if groups]
+
+
+def _figure(setup: Setup, groups: dict[str, list[dict[str, Any]]], metric: str) -> Figure:
+    styles = {name: look("method", place) for place, name in enumerate(groups)}
+
+    def draw(canvas: Canvas) -> None:
+        for name, group in groups.items():
+            for content in group:
+                values = [request["metrics"].get(metric, {}).get("value") for request in content["requests"]]
+                style = styles[name]
+                (line,) = canvas.axes.plot(
+                    range(len(values)), values, color=style.colour, ls=style.dash, marker=style.marker, ms=4
+                )
+                canvas.tip(line, f"{name}, seed {content['seed']}")
+        canvas.axes.margins(y=0.15)
+        canvas.axes.set_xticks(range(len(setup.folds) + 1))
+        canvas.axes.set_title(metric)
+        canvas.axes.set_xlabel("forget requests done")
+
+    title = "Utility after sequential requests"
+    keys = [(name.removeprefix("sequential-"), style) for name, style in styles.items()]
+    ends = "; ".join(
+        f"{name} " + mean_and_std([c["metrics"].get(metric, {}).get("value") for c in group], 3)
+        for name, group in groups.items()
+    )
+    about = f"{metric} after each request; after the last: {ends}"
+    return make_figure(f"sequential-{metric}-{setup.benchmark}", title, about, draw, keys)

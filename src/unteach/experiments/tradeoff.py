@@ -1,0 +1,67 @@
+"""Figure 3: utility against what is recited, known and leaked; drawn from the cells of ``methods``, measures nothing.
+
+Others' published points are shown in panels of their own unless the benchmark is theirs: they are from other harnesses
+and other models, and even on the same benchmark they are marked so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from unteach.experiments import methods
+from unteach.experiments.cells import Cell, by_name, result_table
+from unteach.experiments.setups import Setup
+from unteach.report import published
+from unteach.report.load import Metric, Result
+from unteach.report.plots import tradeoff_figure
+from unteach.report.style import Figure
+from unteach.report.tables import Member, Method, Role
+
+__all__ = ["cells", "figures", "table"]
+
+AGAINST = ("verbmem_f", "knowmem_f", "privleak")
+
+
+def cells(setup: Setup, seeds: Sequence[int]) -> list[Cell]:
+    """Those of ``methods``."""
+    return methods.cells(setup, seeds)
+
+
+def figures(setup: Setup, contents: Sequence[dict[str, Any]]) -> list[Figure]:
+    """A panel for each metric; with others' panels where ours have none of their points."""
+    groups = by_name(contents)
+    rows = [_method(name, group, place) for place, (name, group) in enumerate(groups.items())]
+    points = published.points(setup.benchmark)
+    drawn = []
+    for metric in AGAINST:
+        shown = [row for row in rows if row.cell(metric).mean is not None and row.cell("knowmem_r").mean is not None]
+        if shown:
+            name = f"tradeoff-{metric}-{setup.benchmark}"
+            drawn.append(tradeoff_figure(setup.benchmark, metric, shown, points, name))
+        if not points:
+            theirs = published.points("muse-news")
+            drawn.append(tradeoff_figure("MUSE-News", metric, (), theirs, f"tradeoff-{metric}-published"))
+    return drawn
+
+
+def table(setup: Setup, contents: Sequence[dict[str, Any]]) -> str:
+    """The points."""
+    metrics = {name: [content["metrics"] for content in group] for name, group in by_name(contents).items()}
+    return result_table(metrics, ("knowmem_r", *AGAINST, "nll_general"))
+
+
+def _method(name: str, group: Sequence[dict[str, Any]], place: int) -> Method:
+    """A row of the report from cells."""
+    role: Role = "target" if name == "target" else "retrained" if name == "retrained" else "method"
+    members = []
+    for content in group:
+        metrics = {key: Metric(m["value"], m["low"], m["high"]) for key, m in content["metrics"].items()}
+        if role == "retrained":
+            metrics["privleak"] = Metric(0.0)  # it is its own yardstick
+        result = Result(
+            name, "", content.get("steps"), content["seed"], "", "", {}, metrics, (), {}, {}, {}, "", "", Path()
+        )
+        members.append(Member(content["seed"], result))
+    return Method(name, role, tuple(members), place)

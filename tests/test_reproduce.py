@@ -1,0 +1,189 @@
+"""The paper's experiments as commands: tiny budgets, the real models and the real job."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from unteach.cli import main
+from unteach.experiments.cells import Book, Cell, code_version, mean_and_std, result_table, thinned
+from unteach.experiments.reproduce import ReproduceOptions, run
+
+TINY = {
+    "general": "micro:general_heldout",
+    "max_steps": 2,
+    "evaluate_every": 2,
+    "batch": 2,
+    "general_batch": 2,
+    "general_tokens": 32,
+    "probes": 2,
+}
+
+
+def options(tmp_path: Path, name: str, *, config: dict | None = None, only: str = "", **others) -> ReproduceOptions:
+    settings = tmp_path / "settings.yaml"
+    parts = {"config": TINY | (config or {}), "losses": {"steps": 4, "escape_epochs": 1}, "recovery": {"steps": 2}}
+    settings.write_text(yaml.safe_dump(parts))
+    return ReproduceOptions(
+        name=name,
+        settings=settings,
+        seeds="0",
+        only=only,
+        limit=2,
+        out=tmp_path / "results",
+        device="cpu",
+        **others,
+    )
+
+
+def measured(text: str) -> list[str]:
+    return [line.removeprefix("measuring ") for line in text.splitlines() if line.startswith("measuring")]
+
+
+def test_a_cell_is_measured_once_and_again_when_a_setting_changes(tmp_path, capsys):
+    first = run(options(tmp_path, "methods", only="adamw-ll-kl"))
+    shown = capsys.readouterr()
+    assert measured(shown.err) == ["adamw-ll-kl, seed 0"]
+    assert "| adamw-ll-kl | missing |" in shown.err
+    assert "| adamw-ll-kl |   done |" in shown.err
+    assert "adamw-ll-kl" in shown.out
+    assert first["missing"] == 0
+    file = tmp_path / "results" / "micro" / "adamw-ll-kl-seed-0.json"
+    content = json.loads(file.read_text())
+    assert content["steps"] == 2
+    assert content["curve"]["step"] == [1, 2]
+    assert content["method"]["lr"] == 3e-4
+    assert {"verbmem_f", "knowmem_f", "knowmem_r", "privleak", "nll_general"} <= set(content["metrics"])
+    assert {"value", "low", "high"} == set(content["metrics"]["verbmem_f"])
+    assert content["examples"]["verbmem_f"][0]["output"]
+    assert str(tmp_path) not in file.read_text()
+    assert file.stat().st_size < 20_000
+
+    again = run(options(tmp_path, "methods", only="adamw-ll-kl"))
+    assert measured(capsys.readouterr().err) == []
+    assert again["cells"] == first["cells"]
+
+    run(options(tmp_path, "methods", config={"batch": 3}, only="adamw-ll-kl", list=True))
+    assert "| adamw-ll-kl | other settings |" in capsys.readouterr().err
+    run(options(tmp_path, "methods", config={"batch": 3}, only="adamw-ll-kl"))
+    assert measured(capsys.readouterr().err) == ["adamw-ll-kl, seed 0"]
+    assert json.loads(file.read_text())["settings"]["batch"] == 3
+
+
+def counted(folder: Path, settings: dict, done: list, **others) -> tuple[Book, Cell]:
+    def work() -> dict:
+        done.append(settings)
+        return {"metrics": {"verbmem_f": {"value": float("nan"), "low": None, "high": None}}}
+
+    return Book(folder, lambda line: None, **others), Cell(name="a", seed=1, settings=settings, run=work)
+
+
+def test_an_interrupted_run_keeps_what_is_finished(tmp_path):
+    done: list = []
+    book, finished = counted(tmp_path, {"x": 1}, done)
+
+    def stop() -> dict:
+        raise KeyboardInterrupt
+
+    broken = Cell(name="b", seed=1, settings={}, run=stop)
+    with pytest.raises(KeyboardInterrupt):
+        book.complete([finished, broken])
+    assert [book.state(cell) for cell in (finished, broken)] == ["done", "missing"]
+    repaired = Cell(name="b", seed=1, settings={}, run=lambda: {"metrics": {}})
+    contents = book.complete([finished, repaired])
+    assert [content["name"] for content in contents] == ["a", "b"]
+    assert len(done) == 1
+    assert contents[0]["metrics"]["verbmem_f"]["value"] is None  # JSON has no NaN
+
+
+def test_a_cell_of_older_code_is_noticed_and_measured_again_on_request(tmp_path):
+    done: list = []
+    book, cell = counted(tmp_path, {"x": 1}, done)
+    book.get(cell)
+    content = json.loads(book.path(cell).read_text())
+    assert content["code"] == code_version()
+    book.path(cell).write_text(json.dumps(content | {"code": "0" * 16}))
+    assert book.state(cell) == "older code"
+    assert "older code" in book.states([cell])
+    book.complete([cell])
+    assert len(done) == 1
+    fresh, cell = counted(tmp_path, {"x": 1}, done, fresh=True)
+    fresh.complete([cell])
+    assert len(done) == 2
+    assert fresh.state(cell) == "done"
+
+
+def test_a_damaged_file_counts_as_missing(tmp_path):
+    done: list = []
+    book, cell = counted(tmp_path, {"x": 1}, done)
+    book.get(cell)
+    book.path(cell).write_text('{"key":')
+    assert book.state(cell) == "missing"
+    book.get(cell)
+    assert len(done) == 2
+
+
+def test_thinning_keeps_both_ends():
+    rows = [
+        {"step": n, "phase": 0, "nll_forget": 1 / 3, "forget_loss": float("inf"), "grad_norm": n, "divergence": 0.0}
+        for n in range(1, 202)
+    ]
+    curve = thinned(rows, 5)
+    assert curve["step"] == [1, 51, 101, 151, 201]
+    assert curve["nll_forget"] == [0.3333] * 5
+    assert curve["forget_loss"] == [None] * 5
+    assert thinned(rows[:1], 5)["step"] == [1]
+
+
+def test_tables_show_mean_and_sample_deviation():
+    assert mean_and_std([1.0, 2.0, 3.0]) == "2.0 (1.0)"
+    assert mean_and_std([1.25, None], 2) == "1.25"
+    assert mean_and_std([None]) == "–"
+    seeds = [{"verbmem_f": {"value": 10.0}}, {"verbmem_f": {"value": 14.0}}]
+    table = result_table({"a": seeds, "b": [{}]}, ("verbmem_f", "knowmem_f"), {"steps": ["3", "4"]})
+    assert table.splitlines()[2] == "| a   |  12.0 (2.8) |     3 |"
+    assert table.splitlines()[3] == "| b   |           – |     4 |"
+    assert "knowmem_f" not in table
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("methods --seeds 0,a", "seeds is '0,a'"),
+        ("methods --seeds 0,0", "different whole numbers"),
+        ("methods --benchmark muse", "benchmark is 'muse': it must be one of micro"),
+        ("methods --benchmark tofu", "model is missing"),
+        ("methods --limit 0", "limit is 0"),
+        ("methods --only mt-nlul-kk", "did you mean mt-nlul-kl?"),
+        ("methods --settings nowhere.yaml", "settings is 'nowhere.yaml'"),
+        ("losses --device cup", "device is 'cup'"),
+    ],
+)
+def test_wrong_input_is_refused_in_one_line(flags, message, tmp_path, capsys):
+    assert main(["reproduce", *flags.split(), "--out", str(tmp_path)]) == 2
+    assert message in capsys.readouterr().err
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_every_experiment_runs_on_the_embedded_benchmark(tmp_path, capsys):
+    for name, only, count in (
+        ("methods", "target,retrained,mt-nlul-qkl-star,adamw-it-kl,adamw-npo-kl", 5),
+        ("losses", "loss-mt-nlul,loss-mt-npo-after-adamw", 2),
+        ("recovery", "recovery-retrained,recovery-adamw-npo-kl", 2),
+        ("sequential", "sequential-adamw-npo-kl", 1),
+        ("retain-or-general", "adamw-npo-kl,adamw-npo-kl-on-retain", 2),
+        ("tradeoff", "", 1),
+    ):
+        result = run(options(tmp_path, name, config={"batch": 60} if name == "losses" else None, only=only))
+        done = [cell for cell in result["cells"] if cell["state"] == "done"]
+        assert len(done) >= count, name
+        assert all(cell["metrics"] for cell in done)
+        assert all(Path(figure).stat().st_size > 1000 for figure in result["figures"])
+        assert len(result["figures"]) == {"losses": 2, "sequential": 2, "tradeoff": 6}.get(name, 0)
+    shown = capsys.readouterr()
+    assert measured(shown.err).count("adamw-npo-kl, seed 0") == 1  # methods' cell serves the others too
+    requests = json.loads((tmp_path / "results/micro/sequential-adamw-npo-kl-seed-0.json").read_text())["requests"]
+    assert [request["request"] for request in requests] == [0, 1, 2, 3, 4]
+    assert len({request["metrics"]["nll_general"]["value"] for request in requests}) == 5

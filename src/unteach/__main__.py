@@ -1,7 +1,13 @@
 """``python -m unteach``."""
 
+import os
 import sys
 
 from unteach.cli import main
 
-sys.exit(main())
+status = main()
+if int(os.environ.get("WORLD_SIZE", "1")) > 1:  # threads of a process group that is gone may abort an ordinary exit
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+sys.exit(status)

@@ -44,18 +44,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         print(f"unteach {__version__}")
         return DONE
+    from unteach.distributed import finish
     from unteach.unlearn import Interrupted
 
     try:
         if arguments[0] not in COMMANDS:
             raise InputError(f"unknown command {arguments[0]!r}: choose one of {', '.join(COMMANDS)}")
+        if _under_torchrun() and arguments[0] != "forget":
+            raise InputError(f"{arguments[0]} runs on one process: start it without torchrun, which is for forget")
         COMMANDS[arguments[0]].run(arguments[1:])
+        finish()
     except InputError as error:
-        for problem in error.problems:
+        for problem in error.problems if _speaks() else ():
             print(f"unteach: {problem}", file=sys.stderr)
         return WRONG_INPUT
     except Interrupted as error:
-        print(f"unteach: {error}; go on with: unteach forget --resume RUN", file=sys.stderr)
+        if _speaks():
+            print(f"unteach: {error}; go on with: unteach forget --resume RUN", file=sys.stderr)
+        finish()
         return INTERRUPTED
     except KeyboardInterrupt:
         print("unteach: interrupted", file=sys.stderr)
@@ -69,6 +75,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"unteach: {type(error).__name__}: {error} (UNTEACH_TRACEBACK=1 shows where)", file=sys.stderr)
         return FAILED
     return DONE
+
+
+def _under_torchrun() -> bool:
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
+def _speaks() -> bool:
+    """Whether this process prints what all ranks would say alike: the first of them does."""
+    return not _under_torchrun() or os.environ.get("RANK", "0") == "0"
 
 
 def _forget(arguments: list[str]) -> None:
@@ -88,7 +103,8 @@ def _forget(arguments: list[str]) -> None:
 
     planned = plan(config)
     if dry_run:
-        _show(planned.to_dict(), as_json, planned.lines())
+        if _speaks():
+            _show(planned.to_dict(), as_json, planned.lines())
         return
     if planned.problems():
         raise InputError(planned.problems())
@@ -96,6 +112,8 @@ def _forget(arguments: list[str]) -> None:
     from unteach.report import write_report
 
     result = run_forget(config, resume=resume is not None)
+    if not _speaks():
+        return
     report = write_report([Path(config.out)], Path(config.out) / "report.html")
     lines = [
         f"{result.stop['reason']} (step {result.steps})",

@@ -192,7 +192,7 @@ class _Root(nn.Module):
         return function()
 
 
-def shard(model: Any, half: torch.dtype | None = None) -> None:
+def shard(model: Any, kind: str = "cpu", half: torch.dtype | None = None) -> None:
     """Divide a model's weights between the ranks, in place; nothing on one rank.
 
     Choose the trainable weights (``requires_grad``) before, and take ``named_parameters`` after. Gradients are added up
@@ -200,6 +200,7 @@ def shard(model: Any, half: torch.dtype | None = None) -> None:
 
     Args:
         model: A Hugging Face causal language model, the same on every rank.
+        kind: Of the devices: ``cuda`` or ``cpu``. Weights in main memory are moved there a layer at a time.
         half: Gather the decoder layers' weights in this type, which halves the traffic; for runs whose passes all
             compute in it. The weights themselves, the root's and all gradients stay as they are.
     """
@@ -210,9 +211,7 @@ def shard(model: Any, half: torch.dtype | None = None) -> None:
 
     from unteach.models import decoder_layers
 
-    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
-    device = device if model.device.type == "cuda" else model.device
-    mesh = init_device_mesh(device.type, (ranks(),))
+    mesh = init_device_mesh(kind, (ranks(),))
     policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=model.dtype, cast_forward_inputs=False)
     for layer in decoder_layers(model):
         fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=True)

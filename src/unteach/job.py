@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from unteach.checkpoint import Checkpoints
 from unteach.config import ForgetConfig, from_yaml, to_yaml
 from unteach.corpora import Benchmark, Probe
 from unteach.data import EMBEDDED_GENERAL, Documents, ForgetBatches, GeneralText, read_documents, tokenise
+from unteach.distributed import from_first_rank, full_tensor, is_first_rank, join, ranks, shard, wait_for_all
 from unteach.errors import InputError
 from unteach.models import context_length, load_model, rounding_loss, save_model, trainable_parameters
 from unteach.stopping import StopRule, parse_rule
@@ -90,6 +91,8 @@ def run_forget(
 ) -> ForgetResult:
     """``unteach forget``: load everything that the config names, run, save.
 
+    Under ``torchrun`` all ranks work on one run; only the first prints and writes.
+
     Args:
         config: Settings.
         resume: Go on with the run in ``config.out``, with the settings saved there.
@@ -101,20 +104,21 @@ def run_forget(
         InputError: Something given cannot be used; every problem found is named.
         Interrupted: SIGINT or SIGTERM came; the checkpoint is written.
     """
+    join()
     say = say or _print_to_stderr
     out = Path(config.out)
     if resume:
         config = from_yaml(ForgetConfig, out / "config.yaml", out=str(out))
-    elif out.exists() and (not out.is_dir() or any(out.iterdir())):
+    elif from_first_rank(out.exists() and (not out.is_dir() or any(out.iterdir()))):
         raise InputError(
             f"out is {config.out!r}, which exists and is not empty: name a new folder, or --resume {config.out}"
         )
     documents, general, holdout = _read_all(config)
-    model, tokenizer = load_model(config.model, device=config.resolved_device())
-    reference = load_model(config.reference, device=config.resolved_device())[0] if config.reference else None
-    incompetent = None
-    if config.incompetent:
-        incompetent = load_model(config.incompetent, device=config.resolved_device())[0]
+    device = config.resolved_device()
+    at_first = device if ranks() == 1 else "cpu"  # sharded weights go to their devices a layer at a time
+    model, tokenizer = load_model(config.model, device=at_first)
+    reference = load_model(config.reference, device=at_first)[0] if config.reference else None
+    incompetent = load_model(config.incompetent, device=device)[0] if config.incompetent else None
     return _forget(
         model, tokenizer, documents, general, holdout, config, out, reference, incompetent, resume, say, shared
     )
@@ -188,6 +192,8 @@ def _forget(
     from unteach.evaluation.suite import evaluate
 
     started = time.perf_counter()
+    if not is_first_rank():
+        say = _say_nothing
     context = context_length(model)
     max_tokens = config.max_tokens or min(1024, context)
     general_tokens = config.general_tokens or min(512, context)
@@ -203,6 +209,12 @@ def _forget(
     if config.stop.metric:
         parse_rule(config.stop.metric, probes.names())  # a wrong rule is refused before any work
     parameters = trainable_parameters(model, config.trainable)
+    if ranks() > 1:
+        kind, half = config.resolved_device().type, _half_of_all_passes(config)
+        shard(model, kind, half)
+        parameters = {name: value for name, value in model.named_parameters() if name in parameters}
+        if reference is not None:
+            shard(reference, kind, half)
     if config.method.alpha is None or config.method.lr is None:  # measured anew only at the start of a run
         measured = measure(model, list(parameters.values()), forget_batches, general, config)
         method = calibrated(config.method, measured, config.wished_steps)
@@ -214,29 +226,34 @@ def _forget(
             + (f", teacher rate {method.teacher_rate:.3g}, damping {method.damping:.3g}" if method.teacher_rate else "")
         )
 
+    options: dict[str, Any] = {"seed": config.seed, "progress": None if is_first_rank() else False}
+
     def evaluate_stop(step: int) -> Mapping[str, float]:
-        scores = evaluate(model, tokenizer, probes.stop, seed=config.seed)
+        scores = from_first_rank(evaluate(model, tokenizer, probes.stop, **options))
         say(f"step {step}: " + ", ".join(f"{name} {value:.4g}" for name, value in scores.items()))
         return scores
 
     folder = _Folder(out, resume, {} if shared is None else shared)
-    before = folder.remember("before", lambda: dict(evaluate(model, tokenizer, probes.start, seed=config.seed)))
+    before = folder.remember("before", lambda: dict(evaluate(model, tokenizer, probes.start, **options)))
     say("before: " + ", ".join(f"{name} {value:.4g}" for name, value in before.items()))
     reference_stop = reference_final = None
     if reference is not None:
-        reference_stop = folder.remember("reference", lambda: dict(evaluate(reference, tokenizer, probes.stop)))
+        reference_stop = folder.remember(
+            "reference", lambda: dict(evaluate(reference, tokenizer, probes.stop, **options))
+        )
         reference_final = folder.scores(
-            "reference", lambda: evaluate(reference, tokenizer, probes.final, seed=config.seed), config, None
+            "reference", lambda: evaluate(reference, tokenizer, probes.final, **options), config, None
         )
     rule = _stop_rule(config, before, reference_stop)
     say(f"stops at {rule}")
 
     def evaluate_final() -> Any:
-        return evaluate(model, tokenizer, probes.final, reference_scores=reference_final, seed=config.seed)
+        return evaluate(model, tokenizer, probes.final, reference_scores=reference_final, **options)
 
     first = folder.scores("step_000000", evaluate_final, config, 0)
     folder.write_config(config)
-    with _catching_signals() as paused, StepLog(folder.path, config, say) as log:
+    log = StepLog(folder.path, config, say) if is_first_rank() else None
+    with _catching_signals() as paused, log or nullcontext():
         outcome: Outcome = unlearn(
             model,
             parameters,
@@ -248,8 +265,8 @@ def _forget(
             before=before,
             checkpoints=Checkpoints(folder.path / "checkpoints", config.keep_checkpoints),
             incompetent=incompetent,
-            log=log.add,
-            rewind=log.rewind,
+            log=log.add if log else _say_nothing,
+            rewind=log.rewind if log else _say_nothing,
             paused=paused,
             resume=resume,
         )
@@ -275,20 +292,38 @@ def _forget(
             scores={"before": dict(first), "after": dict(last)},
             notes=[outcome.reason, *last.notes],
         )
-        names = list(parameters)
-        save_dtype = torch.float32 if config.save_dtype == "float32" else None
-        if (
-            config.save_dtype == "auto"
-            and rounding_loss(model, config.model, changed=names).relative > LARGEST_ROUNDING
-        ):
-            save_dtype = torch.float32
-        rounding = save_model(
-            model, tokenizer, config.model, out / "model", changed=names, card=card, save_dtype=save_dtype
-        )
-        say(f"model saved to {out / 'model'}; {rounding.summary()}")
+        say(_save(model, parameters, tokenizer, config, out / "model", card))
         folder.write_json("result.json", result.to_dict())
     folder.clean_up()
     return result
+
+
+def _save(model: Any, parameters: Mapping[str, Any], tokenizer: Any, config: ForgetConfig, out: Path, card: str) -> str:
+    """Save the model; the first rank writes what all gather. Returns a line for people."""
+    changed: dict[str, Any] | list[str] = list(parameters)
+    if ranks() > 1:
+        changed = {}
+        for name, value in parameters.items():
+            whole = full_tensor(value.detach())
+            if is_first_rank():
+                changed[name] = whole.to("cpu")
+    line = ""
+    if is_first_rank():
+        save_dtype = torch.float32 if config.save_dtype == "float32" else None
+        if config.save_dtype == "auto":
+            lost = rounding_loss(model, config.model, changed=changed).relative
+            save_dtype = torch.float32 if lost > LARGEST_ROUNDING else None
+        rounding = save_model(model, tokenizer, config.model, out, changed=changed, card=card, save_dtype=save_dtype)
+        line = f"model saved to {out}; {rounding.summary()}"
+    wait_for_all()
+    return line
+
+
+def _half_of_all_passes(config: ForgetConfig) -> torch.dtype | None:
+    """The half precision in which every pass of a run computes, if there is one."""
+    halves = {"fp16": torch.float16, "bf16": torch.bfloat16}
+    same = config.precision.forget == config.precision.divergence
+    return halves.get(config.precision.forget) if same else None
 
 
 def _read_all(config: ForgetConfig) -> tuple[Documents, Documents, Documents | None]:
@@ -392,12 +427,15 @@ class _Folder:
 
         self.shared = shared
 
-        self._temporary = tempfile.TemporaryDirectory() if out is None else None
-        self.path = Path(self._temporary.name) if self._temporary else Path(str(out))
+        self._temporary = tempfile.TemporaryDirectory() if out is None and is_first_rank() else None
+        self.path = from_first_rank(Path(self._temporary.name) if self._temporary else Path(str(out)))
         self.resume = resume
-        self.path.mkdir(parents=True, exist_ok=True)
+        if is_first_rank():
+            self.path.mkdir(parents=True, exist_ok=True)
 
     def write_json(self, name: str, content: Any) -> None:
+        if not is_first_rank():
+            return
         partial = self.path / f"{name}.part"
         partial.parent.mkdir(parents=True, exist_ok=True)
         partial.write_text(json.dumps(content, indent=1, ensure_ascii=False), encoding="utf-8")
@@ -409,7 +447,7 @@ class _Folder:
         if self.resume and file.exists():
             return json.loads(file.read_text(encoding="utf-8"))
         if f"stop {name}" not in self.shared:
-            self.shared[f"stop {name}"] = compute()
+            self.shared[f"stop {name}"] = from_first_rank(compute())
         self.write_json(f"checkpoints/{name}.json", self.shared[f"stop {name}"])
         return self.shared[f"stop {name}"]
 
@@ -424,13 +462,17 @@ class _Folder:
             scores = self.shared[f"final {name}"]
         else:
             model = config.reference if step is None else config.model
-            scores = compute().replace(step=step, seed=config.seed, model=model, name=name if step is None else "")
+            scores = from_first_rank(compute())
+            scores = scores.replace(step=step, seed=config.seed, model=model, name=name if step is None else "")
         if not step:
             self.shared[f"final {name}"] = scores
-        scores.write(file)
+        if is_first_rank():
+            scores.write(file)
         return scores
 
     def write_config(self, config: ForgetConfig) -> None:
+        if not is_first_rank():
+            return
         partial = self.path / "config.yaml.part"
         partial.write_text(to_yaml(config), encoding="utf-8")
         os.replace(partial, self.path / "config.yaml")
@@ -460,6 +502,10 @@ def _catching_signals() -> Iterator[Callable[[], bool]]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+def _say_nothing(line: Any) -> None:
+    """For the ranks that neither print nor write."""
 
 
 def _print_to_stderr(line: str) -> None:

@@ -156,7 +156,8 @@ class ForgetConfig:
     general_batch: int = 16
     """General chunks per step (the paper: 40)."""
     micro_batch: int | None = None
-    """Sequences per forward pass; the result does not depend on it. None: the whole batch."""
+    """Sequences of max_tokens per forward pass, more where they are shorter; the result does not depend on it. None:
+    the whole batch."""
     trainable: Literal["blocks", "all"] = "blocks"
     """blocks: all but embeddings, head and norms, as in the paper's runs."""
     method: Method = field(default_factory=Method)
@@ -165,6 +166,8 @@ class ForgetConfig:
     """Phases before ``method``, each with its own ``steps``."""
     precision: Precision = field(default_factory=Precision)
     """Compute precision of each pass."""
+    compile: bool = False
+    """Compile the decoder blocks (torch.compile): faster on a GPU, after a minute or two at the first step."""
     stop: Stop = field(default_factory=Stop)
     """Stop rules."""
     wished_steps: int = 100

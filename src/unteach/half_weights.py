@@ -25,7 +25,13 @@ def product_in_float32(a: Tensor, b: Tensor) -> Tensor:
         return a @ b
     if a.is_cuda:
         return torch.mm(a, b, out_dtype=torch.float32)
-    return a.float() @ b.float()
+    with torch.autocast(a.device.type, enabled=False):
+        return a.float() @ b.float()
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """``a @ b`` of two half-precision matrices, rounded once at the end."""
+    return torch.mm(a, b) if a.is_cuda else product_in_float32(a, b).to(a.dtype)
 
 
 @contextmanager
@@ -73,13 +79,13 @@ class _HalfProduct(torch.autograd.Function):
     def forward(ctx, x: Tensor, weight: Tensor, half: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
         x = x.to(half.dtype)
         ctx.save_for_backward(x, weight, half)
-        return torch.mm(x.reshape(-1, x.shape[-1]), half.t()).view(*x.shape[:-1], half.shape[0])
+        return _product(x.reshape(-1, x.shape[-1]), half.t()).view(*x.shape[:-1], half.shape[0])
 
     @staticmethod
     def backward(ctx, upstream: Tensor):  # type: ignore[no-untyped-def]
         x, weight, half = ctx.saved_tensors
         upstream = upstream.reshape(-1, upstream.shape[-1]).to(half.dtype)
-        in_x = torch.mm(upstream, half).view(x.shape) if ctx.needs_input_grad[0] else None
+        in_x = _product(upstream, half).view(x.shape) if ctx.needs_input_grad[0] else None
         in_weight = None
         if ctx.needs_input_grad[1]:
             in_weight = _weight_gradient(upstream.t(), x.reshape(-1, x.shape[-1]), weight)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from unteach.config import Method
 from unteach.data import pad
+from unteach.distributed import local_part
 from unteach.divergences import DIVERGENCES
 from unteach.half_weights import half_weights
 from unteach.losses import LOSSES, forget_loss
@@ -20,6 +21,7 @@ from unteach.models import decoder_layers
 from unteach.vocab_head import Head, fused_rows, mean_divergence, token_log_odds
 
 __all__ = [
+    "by_length",
     "computing",
     "forget_term",
     "general_term",
@@ -27,12 +29,15 @@ __all__ = [
     "in_micro_batches",
     "loss_scale",
     "precision_of_pass",
+    "unscale_gradients",
 ]
 
 HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
 SCALED_TOKEN = 2**8
 """What a single token's share of the loss is multiplied by in float16: see ``loss_scale``."""
-_compiled: weakref.WeakKeyDictionary[torch.nn.Module, Callable[..., Any]] = weakref.WeakKeyDictionary()
+SCALE_STEP = 2**6
+"""Where that was too much, it is divided by this and tried again."""
+_compiled: weakref.WeakKeyDictionary[torch.nn.Module, Callable[..., Any] | None] = weakref.WeakKeyDictionary()
 
 
 def hidden_states(model: Any, sequences: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor, Tensor]:
@@ -105,6 +110,31 @@ def in_micro_batches(sequences: Sequence[Any], size: int | None) -> Iterator[Seq
     return (sequences[start : start + size] for start in range(0, len(sequences), size))
 
 
+def by_length(items: Sequence[Any], lengths: Sequence[int], size: int | None, longest: int) -> list[list[Any]]:
+    """Items in micro-batches of like length, so that there is little padding.
+
+    Each has at most as many tokens, padding included, as ``size`` sequences of ``longest`` tokens, so that shorter
+    sequences are read more at a time. The result of a step does not depend on it.
+
+    Args:
+        items: What is dealt out.
+        lengths: Tokens of each.
+        size: Longest sequences in a micro-batch; None: all items in one.
+        longest: The most tokens that a sequence can have.
+    """
+    if size is None:
+        return [list(items)]
+    parts: list[list[Any]] = []
+    room = 0
+    for number in sorted(range(len(items)), key=lambda number: -lengths[number]):
+        if room < 1:
+            parts.append([])
+            room = max(1, size * longest // lengths[number])
+        parts[-1].append(items[number])
+        room -= 1
+    return parts
+
+
 @contextmanager
 def computing(model: Any, precision: str, *, compiled: bool = False) -> Iterator[None]:
     """Run passes of a model in a precision; its weights stay in float32.
@@ -132,8 +162,12 @@ def computing(model: Any, precision: str, *, compiled: bool = False) -> Iterator
 
 @contextmanager
 def _compiled_blocks(model: Any) -> Iterator[None]:
-    """Inside, calls of the decoder blocks run compiled; outside (evaluation, with its growing cache) they do not."""
-    blocks = decoder_layers(model)
+    """Inside, calls of the decoder blocks run compiled; outside (evaluation, with its growing cache) they do not.
+
+    All but the first: its input, from embeddings that are not trained, needs no gradient, which would be a compilation
+    of its own for a single block.
+    """
+    blocks = decoder_layers(model)[1:]
     try:
         for block in blocks:
             if block not in _compiled:
@@ -146,14 +180,22 @@ def _compiled_blocks(model: Any) -> Iterator[None]:
             block._compiled_call_impl = None
 
 
-def loss_scale(tokens: int, *precisions: str) -> float:
+def loss_scale(tokens: int, *precisions: str, device: torch.device) -> float:
     """The power of two by which the loss, a mean over ``tokens``, is multiplied before a backward pass in float16.
 
-    The gradient of a mean over N tokens gives each hidden state a gradient of order 1/N and less, below what float16 can
-    hold (6e-8). Times N it is of order one or, early in a run, a thousandth; 2⁸ more puts it in the middle of
+    The gradient of a mean over N tokens gives each hidden state a gradient of order 1/N and less, below what float16
+    can hold (6e-8). Times N it is of order one or, early in a run, a thousandth; 2⁸ more puts it in the middle of
     float16's range, from 6e-8 to 65,504. Without float16 among the ``precisions`` the scale is 1.
     """
-    return 2.0 ** math.floor(math.log2(tokens * SCALED_TOKEN)) if "fp16" in precisions else 1.0
+    if all(resolved_precision(name, device) != "fp16" for name in precisions):
+        return 1.0
+    return 2.0 ** math.floor(math.log2(tokens * SCALED_TOKEN))
+
+
+def unscale_gradients(parameters: Iterable[Tensor], scale: float) -> None:
+    """Divide the gradients of the parameters by ``scale``, a power of two, in place."""
+    if scale != 1:
+        torch._foreach_mul_([local_part(p.grad) for p in parameters if p.grad is not None], 1 / scale)
 
 
 def resolved_precision(name: str, device: torch.device) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,17 @@ from unteach.data import ForgetBatches, GeneralText
 from unteach.distributed import any_rank, inside, parts_of_rank, share_out, sum_over_ranks
 from unteach.mean_teacher import MeanTeacher
 from unteach.optimizers import AnchoredAdamW, make_optimizer
-from unteach.passes import forget_term, general_term, hidden_states, in_micro_batches, precision_of_pass
+from unteach.passes import (
+    SCALE_STEP,
+    by_length,
+    computing,
+    forget_term,
+    general_term,
+    hidden_states,
+    in_micro_batches,
+    loss_scale,
+    unscale_gradients,
+)
 from unteach.stopping import StopRule, utility_problem
 from unteach.vocab_head import Head, token_log_odds
 
@@ -174,54 +184,76 @@ def train_step(
     base_log_odds: _BaseLogOdds | None = None,
     incompetent: Any = None,
 ) -> dict[str, Any]:
-    """One step of the paper's Algorithm 2: gradient of αL + D over micro-batches, then ``optimizer.step()``."""
-    device = next(model.parameters()).device
+    """One step of the paper's Algorithm 2: gradient of αL + D over micro-batches, then ``optimizer.step()``.
 
-    def micro_batches(batch: Sequence[Any]) -> Iterable[Sequence[Any]]:
-        return in_micro_batches(batch, config.micro_batch)
-
+    In float16 the loss is scaled up (``loss_scale``); should a gradient then pass float16's range, the gradients are
+    computed again with a smaller scale. The scale depends on nothing but the step itself, so a resumed run is the same.
+    """
+    device, precision = next(model.parameters()).device, config.precision
+    longest = max(map(len, forget.sequences))
     general_batch = general.batch(step, config.general_batch)
-    forget_parts = parts_of_rank(numbers, micro_batches)
-    general_parts = parts_of_rank(general_batch, micro_batches)
+    forget_parts = parts_of_rank(
+        numbers, lambda x: by_length(x, [len(forget.sequences[n]) for n in x], config.micro_batch, longest)
+    )
+    general_parts = parts_of_rank(
+        general_batch, lambda x: by_length(x, [len(sequence) for sequence in x], config.micro_batch, longest)
+    )
     forget_tokens = sum(len(forget.sequences[n]) - 1 for n in numbers)
     general_tokens = sum(len(sequence) - 1 for sequence in general_batch)
     alpha = 1.0 if method.alpha is None else method.alpha
-    metrics = {"forget_loss": 0.0, "nll_forget": 0.0, "divergence": 0.0}
-    optimizer.zero_grad()
 
     # 1. The teacher reads the general text; only its last hidden states are kept.
-    with precision_of_pass(config.precision.divergence, device), optimizer.teacher_weights():
-        teacher_hidden = [inside(model, hidden_states, chunks)[0] for chunks, _ in general_parts]
-        teacher_head = inside(model, lambda model: Head.of(model).detached())
+    with optimizer.teacher_weights(), computing(model, precision.divergence, compiled=config.compile):
+        teacher_hidden, teacher_head = inside(model, _read_as_teacher, [chunks for chunks, _ in general_parts])
 
-    # 2. The student reads the forget text: α L.
-    with precision_of_pass(config.precision.forget, device):
-        for part, weight in forget_parts:
-            sequences = [forget.sequences[n] for n in part]
-            base = incompetent if base_log_odds is None or method.loss != "npo" else base_log_odds.of(part, device)
-            loss, nll, tokens = inside(model, forget_term, sequences, method, base)
-            share = weight * tokens / forget_tokens
-            (alpha * share * loss).backward()
-            metrics["forget_loss"] += share * float(loss.detach())
-            metrics["nll_forget"] += share * float(nll)
+    def accumulate_gradients(scale: float) -> dict[str, list[tuple[float, Tensor]]]:
+        optimizer.zero_grad()
+        terms: dict[str, list[tuple[float, Tensor]]] = {"forget_loss": [], "nll_forget": [], "divergence": []}
 
-    # 3. The student reads the general text: D.
-    with precision_of_pass(config.precision.divergence, device):
-        for (chunks, weight), hidden in zip(general_parts, teacher_hidden, strict=True):
-            divergence, tokens = inside(model, general_term, chunks, method.divergence, hidden, teacher_head)
-            share = weight * tokens / general_tokens
-            (share * divergence).backward()
-            metrics["divergence"] += share * float(divergence.detach())
-    metrics = dict(zip(metrics, sum_over_ranks(list(metrics.values())), strict=True))
+        # 2. The student reads the forget text: α L.
+        with computing(model, precision.forget, compiled=config.compile):
+            for part, weight in forget_parts:
+                sequences = [forget.sequences[n] for n in part]
+                base = incompetent if base_log_odds is None or method.loss != "npo" else base_log_odds.of(part, device)
+                loss, nll, tokens = inside(model, forget_term, sequences, method, base)
+                share = weight * tokens / forget_tokens
+                (scale * alpha * share * loss).backward()
+                terms["forget_loss"].append((share, loss.detach()))
+                terms["nll_forget"].append((share, nll))
+
+        # 3. The student reads the general text: D.
+        with computing(model, precision.divergence, compiled=config.compile):
+            for (chunks, weight), hidden in zip(general_parts, teacher_hidden, strict=True):
+                divergence, tokens = inside(model, general_term, chunks, method.divergence, hidden, teacher_head)
+                share = weight * tokens / general_tokens
+                (scale * share * divergence).backward()
+                terms["divergence"].append((share, divergence.detach()))
+        unscale_gradients((p for group in optimizer.param_groups for p in group["params"]), scale)
+        return terms
 
     # 4. Clip, damp, add momentum, step; the teacher slides after.
-    optimizer.step()
-    return metrics | {
+    scale = loss_scale(max(forget_tokens, general_tokens), precision.forget, precision.divergence, device=device)
+    while True:
+        terms = accumulate_gradients(scale)
+        try:
+            optimizer.step()
+            break
+        except FloatingPointError:
+            if scale <= 1:
+                raise
+            scale = max(1.0, scale / SCALE_STEP)
+    sums = [sum(share * float(value) for share, value in values) for values in terms.values()]  # not before: it waits
+    return dict(zip(terms, sum_over_ranks(sums), strict=True)) | {
         "grad_norm": optimizer.last_grad_norm,
         "clip_factor": optimizer.last_clip_factor,
         "lr": optimizer.param_groups[0]["lr"],
         "tokens": forget_tokens + general_tokens,
     }
+
+
+def _read_as_teacher(model: Any, parts: Sequence[Sequence[Sequence[int]]]) -> tuple[list[Tensor], Head]:
+    """Last hidden states of each micro-batch, and the head."""
+    return [hidden_states(model, part)[0] for part in parts], Head.of(model).detached()
 
 
 @dataclass
@@ -231,8 +263,6 @@ class _BaseLogOdds:
     values: list[Tensor] = field(default_factory=list)
 
     def __init__(self, model: Any, forget: ForgetBatches, methods: Sequence[Method], config: ForgetConfig) -> None:
-        device = next(model.parameters()).device
-
         def read(sequences: Sequence[Sequence[int]]) -> list[Tensor]:
             values: list[Tensor] = []
             for part in in_micro_batches(sequences, config.micro_batch or config.batch):
@@ -241,7 +271,7 @@ class _BaseLogOdds:
                 values += log_odds.split(mask.sum(1).tolist())
             return values
 
-        with torch.no_grad(), precision_of_pass(config.precision.forget, device):
+        with torch.no_grad(), computing(model, config.precision.forget):
             self.values = share_out(model, forget.sequences, read)
 
     def of(self, numbers: Sequence[int], device: torch.device) -> Tensor:

@@ -1,34 +1,48 @@
-"""The loop on one of several gloo ranks, or on one: python sharded_worker.py FOLDER, started by test_sharded.py."""
+"""The loop on two gloo ranks: python sharded_worker.py FOLDER [float32]. Also imported, to do the same on one rank.
+
+Imports once, then forks: each rank is a child. Run by test_sharded.py.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
 import os
+import shutil
+import signal
 import sys
+import traceback
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+import sharded_optimizer
 from unteach import distributed
+from unteach.calibrate import measure
 from unteach.checkpoint import Checkpoints
 from unteach.config import ForgetConfig, Method
 from unteach.data import ForgetBatches
+from unteach.evaluation.generation import generate, next_tokens
+from unteach.evaluation.scoring import token_logprobs
 from unteach.losses import LOSSES
 from unteach.models import trainable_parameters
 from unteach.optimizers import make_optimizer
 from unteach.unlearn import Interrupted, _BaseLogOdds, train_step, unlearn
 
-VOCABULARY, STEPS = 96, 3
+VOCABULARY, STEPS, RANKS = 96, 2, 2
 METHODS = {
     "mean_teacher": Method(alpha=0.5, lr=0.05, teacher_rate=4.0, damping=0.1, momentum=0.9),
     "adamw": Method(optimizer="adamw", alpha=0.5, lr=1e-2, warmup=0),
 }
-CASES = [
-    dict(zip(("loss", "optimizer", "trainable", "tied", "dtype"), case, strict=True))
-    for case in itertools.product(LOSSES, METHODS, ("blocks", "all"), (True, False), (torch.float32, torch.float64))
+COMBINATIONS = [
+    dict(zip(("loss", "optimizer", "trainable", "tied"), values, strict=True))
+    for values in itertools.product(LOSSES, METHODS, ("blocks", "all"), (True, False))
 ]
+IN_FLOAT64 = [combination | {"dtype": torch.float64} for combination in COMBINATIONS]
+IN_FLOAT32 = [combination | {"dtype": torch.float32} for combination in COMBINATIONS]
+FEW_IN_FLOAT32 = [IN_FLOAT32[4 * number + (number + number // 4) % 4] for number in range(8)]  # each pair and setting
 
 
 class General:
@@ -95,16 +109,19 @@ def run_steps(case, batch=3, general_batch=3, micro_batch=None):
     return {"rows": rows, "displacement": displacement(parameters, start)}
 
 
-def all_cases():
-    results = {str(case): run_steps(case) for case in CASES}
-    uneven = {"loss": "npo", "optimizer": "mean_teacher", "trainable": "all", "tied": True, "dtype": torch.float64}
-    results["one rank has no general text, and fewer micro-batches"] = run_steps(uneven, 3, 1, 1)
-    return results
+def uneven_case():
+    """Of two ranks, the second has fewer micro-batches of forget text than the first, and no general text."""
+    case = {"loss": "npo", "optimizer": "mean_teacher", "trainable": "all", "tied": True, "dtype": torch.float64}
+    return run_steps(case, 3, 1, 1)
+
+
+def run_cases(cases):
+    return {str(case): run_steps(case) for case in cases}
 
 
 def run_loop(folder, optimizer, *, pause=None, resume=False):
-    """The whole loop over six steps, perhaps paused and resumed; the displacement at its end, or None."""
-    settings = {"batch": 3, "general_batch": 2, "max_steps": 6, "evaluate_every": 4, "checkpoint_every": 2}
+    """The whole loop over four steps, perhaps paused or resumed: the displacement at its end, None where paused."""
+    settings = {"batch": 3, "general_batch": 2, "max_steps": 4, "evaluate_every": 3, "checkpoint_every": 5}
     model, parameters, forget, config, start = make("npo", optimizer, "all", True, torch.float64, **settings)
     steps = []
     try:
@@ -119,7 +136,7 @@ def run_loop(folder, optimizer, *, pause=None, resume=False):
             before={"nll_general": 1.0},
             checkpoints=Checkpoints(Path(folder), 2),
             log=lambda row: steps.append(row["step"]),
-            paused=lambda: bool(steps) and steps[-1] == pause and distributed.rank() == distributed.ranks() - 1,
+            paused=lambda: steps[-1] == pause and distributed.rank() == distributed.ranks() - 1,
             resume=resume,
         )
     except Interrupted:
@@ -127,15 +144,70 @@ def run_loop(folder, optimizer, *, pause=None, resume=False):
     return displacement(parameters, start)
 
 
-def main(folder):
-    torch.set_num_threads(1)
-    distributed.join()
-    results = {"cases": all_cases()}
-    if distributed.is_first_rank():
-        torch.save(results, folder / "results.pt")
-    distributed.finish()
-    os._exit(0)  # a gloo thread may outlive its group and abort an ordinary exit: "terminate called without…"
+def measurements():
+    """What an evaluation and the calibration measure, with weights kept gathered and not."""
+    draws = torch.Generator().manual_seed(3)
+    prompts = [torch.randint(VOCABULARY, (n,), generator=draws).tolist() for n in (4, 9, 6)]
+    results = {}
+    for tied in (True, False):
+        model, parameters, forget, config, _ = make(tied=tied, trainable="all", dtype=torch.float64, batch=2)
+        for kept in (True, False):
+            distributed.KEEP_GATHERED = kept
+            name = f"tied {tied}, kept {kept}"
+            results[f"texts, {name}"] = generate(model, prompts, max_new_tokens=[5, 1, 8])
+            results[f"log-probabilities, {name}"] = [torch.tensor(x) for x in token_logprobs(model, prompts[:1])]
+            results[f"next tokens, {name}"] = next_tokens(model, prompts, [2, 5])
+        measured = measure(model, list(parameters.values()), forget, General(), config)
+        results[f"measured, tied {tied}"] = dataclasses.astuple(measured)
+    return results
+
+
+def work(folder):
+    """All that one rank has to do."""
+    for settings in ({"reshard_after_forward": True}, {}):  # without: the root's weights stay gathered
+        sharded_optimizer.check(distributed.rank(), **settings)
+    results = {
+        "cases": run_cases([*IN_FLOAT64, *FEW_IN_FLOAT32]) | {"uneven": uneven_case()},
+        "measurements": measurements(),
+        "loops": {},
+        "optimizer alone": "checked",
+    }
+    for optimizer in METHODS:
+        paused = folder / f"paused by two, {optimizer}"
+        assert run_loop(paused, optimizer, pause=2) is None
+        if distributed.is_first_rank():
+            shutil.copytree(paused, folder / f"for one, {optimizer}")
+        results["loops"][f"2 to 2, {optimizer}"] = run_loop(paused, optimizer, resume=True)
+        results["loops"][f"1 to 2, {optimizer}"] = run_loop(folder / f"for two, {optimizer}", optimizer, resume=True)
+    return results
+
+
+def main(folder, only_cases):
+    children = []
+    for rank in range(RANKS):
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                torch.set_num_threads(1)
+                store = f"file://{folder / 'store'}"
+                dist.init_process_group("gloo", init_method=store, rank=rank, world_size=RANKS)
+                results = {"cases": run_cases(IN_FLOAT32)} if only_cases else work(folder)
+                if rank == 0:
+                    torch.save(results, folder / "results.pt")
+                distributed.finish()
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            os._exit(code)  # a gloo thread may outlive its group and abort an ordinary exit: "terminate called…"
+        children.append(child)
+    for _ in children:  # whichever ends first: where one fails, the other would wait for it
+        child, status = os.wait()
+        if status:
+            for other in set(children) - {child}:
+                os.kill(other, signal.SIGKILL)
+            sys.exit(1)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2:] == ["float32"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -146,7 +147,9 @@ def _read_folder(path: Path, like: Tensor | None) -> dict[str, Any]:
 
     rest = torch.load(path / REST, map_location="cpu", weights_only=True)
     content = _map_tensors(rest, make_room)
-    dcp.load(wanted, storage_reader=dcp.FileSystemReader(path), no_dist=ranks() == 1)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # one rank reads: that is intended
+        dcp.load(wanted, storage_reader=dcp.FileSystemReader(path), no_dist=ranks() == 1)
     return content
 
 

@@ -42,8 +42,10 @@ __all__ = [
 T = TypeVar("T")
 R = TypeVar("R")
 _ROOT = "_unteach_root"
+KEEP_GATHERED = True
+"""Whether an evaluation may keep all weights gathered, so that they are sent once and not in every pass."""
 FREE_SHARE = 0.3
-"""An evaluation keeps all weights gathered only where this share of the GPU's memory stays free beside them."""
+"""It does so only where this share of the GPU's memory stays free beside them."""
 
 
 # ---- ranks -------------------------------------------------------------------------------------------
@@ -245,12 +247,12 @@ def inside(model: Any, function: Callable[..., R], *arguments: Any, keep: bool =
 @contextmanager
 def _kept_gathered(root: Any) -> Iterator[None]:
     """Let the layers' weights stay gathered inside the block, if every rank has the memory."""
-    tight = False
+    tight = not KEEP_GATHERED
     device = next(root.parameters()).device
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         weights = sum(parameter.numel() * parameter.element_size() for parameter in root.parameters())
-        tight = free - weights < FREE_SHARE * total
+        tight |= free - weights < FREE_SHARE * total
     if any_rank(tight):
         yield
         return

@@ -1,11 +1,8 @@
-"""One of two gloo ranks: python fsdp_worker.py RANK STORE. Run by test_mean_teacher.py."""
+"""MeanTeacher alone under FSDP2, on one of two ranks. Run by sharded_worker.py."""
 
 import copy
-import os
-import sys
 
 import torch
-import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
@@ -104,17 +101,3 @@ def check(rank, **root_setting):
         pass
     else:
         raise AssertionError("a non-finite gradient on rank 0 must be refused on every rank")
-
-
-def main(rank, store):
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=WORLD)
-    check(rank, reshard_after_forward=True)
-    check(rank)  # FSDP2's default: after a forward pass without gradients the root's weights stay gathered
-    dist.barrier()
-    dist.destroy_process_group()
-    os._exit(0)  # a gloo thread may outlive its group and abort an ordinary exit: "terminate called without…"
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])

@@ -185,13 +185,16 @@ def _in_lock_step(model: Any, work: Callable[[], R]) -> R:
 class _Root(nn.Module):
     """What FSDP2 hooks: inside its forward pass the root's weights are whole."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, kind: str, half: torch.dtype | None) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.kind, self.half = model, kind, half
 
     def forward(self, function: Callable[[], R]) -> R:
-        """Run a function."""
-        return function()
+        """Run a function; where weights are gathered in half precision, products must be in it too."""
+        if self.half is None or torch.is_autocast_enabled(self.kind):
+            return function()
+        with torch.autocast(self.kind, dtype=self.half):
+            return function()
 
 
 def shard(model: Any, kind: str = "cpu", half: torch.dtype | None = None) -> None:
@@ -204,7 +207,8 @@ def shard(model: Any, kind: str = "cpu", half: torch.dtype | None = None) -> Non
         model: A Hugging Face causal language model, the same on every rank.
         kind: Of the devices: ``cuda`` or ``cpu``. Weights in main memory are moved there a layer at a time.
         half: Gather the decoder layers' weights in this type, which halves the traffic; for runs whose passes all
-            compute in it. The weights themselves, the root's and all gradients stay as they are.
+            compute in it: evaluations then do too. The weights themselves, the root's and all gradients stay as they
+            are.
     """
     if ranks() == 1:
         return
@@ -217,7 +221,7 @@ def shard(model: Any, kind: str = "cpu", half: torch.dtype | None = None) -> Non
     policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=model.dtype, cast_forward_inputs=False)
     for layer in decoder_layers(model):
         fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
-    root = _Root(model)
+    root = _Root(model, kind, half)
     fully_shard(root, mesh=mesh, reshard_after_forward=True)  # True: no gathered copy outlives a change of the weights
     for module in root.modules():
         if isinstance(module, FSDPModule):

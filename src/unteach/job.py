@@ -320,9 +320,9 @@ def _save(model: Any, parameters: Mapping[str, Any], tokenizer: Any, config: For
 
 
 def _half_of_all_passes(config: ForgetConfig) -> torch.dtype | None:
-    """The half precision in which every pass of a run computes, if there is one."""
+    """The half precision in which every pass of a run computes, if there is one and norms, kept exact, stay frozen."""
     halves = {"fp16": torch.float16, "bf16": torch.bfloat16}
-    same = config.precision.forget == config.precision.divergence
+    same = config.precision.forget == config.precision.divergence and config.trainable == "blocks"
     return halves.get(config.precision.forget) if same else None
 
 

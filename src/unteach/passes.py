@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from unteach.config import Method
 from unteach.data import pad
-from unteach.distributed import local_part
+from unteach.distributed import local_part, ranks
 from unteach.divergences import DIVERGENCES
 from unteach.half_weights import half_weights
 from unteach.losses import LOSSES, forget_loss
@@ -37,7 +36,8 @@ SCALED_TOKEN = 2**8
 """What a single token's share of the loss is multiplied by in float16: see ``loss_scale``."""
 SCALE_STEP = 2**6
 """Where that was too much, it is divided by this and tried again."""
-_compiled: weakref.WeakKeyDictionary[torch.nn.Module, Callable[..., Any] | None] = weakref.WeakKeyDictionary()
+_COMPILED = "_compiled_for_passes"
+"""Attribute of a decoder block that keeps its compiled form between passes."""
 
 
 def hidden_states(model: Any, sequences: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor, Tensor]:
@@ -170,10 +170,10 @@ def _compiled_blocks(model: Any) -> Iterator[None]:
     blocks = decoder_layers(model)[1:]
     try:
         for block in blocks:
-            if block not in _compiled:
+            if _COMPILED not in block.__dict__:
                 block.compile()
-                _compiled[block] = block._compiled_call_impl
-            block._compiled_call_impl = _compiled[block]
+                setattr(block, _COMPILED, block._compiled_call_impl)
+            block._compiled_call_impl = getattr(block, _COMPILED)
         yield
     finally:
         for block in blocks:
@@ -214,7 +214,8 @@ def precision_of_pass(name: str, device: torch.device) -> Iterator[None]:
     torch.set_float32_matmul_precision("high" if name == "tf32" else "highest")
     settings.allow_fp16_reduced_precision_reduction = False
     try:
-        with torch.autocast(device.type, dtype=HALF[name]) if name in HALF else nullcontext():
+        keeps = ranks() == 1  # autocast's rounded copies: of sharded weights they would add up to the whole model
+        with torch.autocast(device.type, dtype=HALF[name], cache_enabled=keeps) if name in HALF else nullcontext():
             yield
     finally:
         torch.set_float32_matmul_precision(before[0])

@@ -7,6 +7,7 @@ are rounded once per pass, whatever the number of micro-batches, and their gradi
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -57,6 +58,7 @@ def half_weights(model: Any, dtype: torch.dtype) -> Iterator[None]:
                 torch._foreach_copy_(rounded, [linear.weight for linear in linears])
         yield
     finally:
+        _HalfLinear.last = None
         for linear in linears:
             linear.__class__ = nn.Linear
             linear.__dict__.pop("rounded", None)
@@ -66,30 +68,42 @@ class _HalfLinear(nn.Linear):
     """A linear layer while its weight is rounded."""
 
     rounded: Tensor
+    last: tuple[weakref.ref[Tensor], int, Tensor] | None = None
+    """The last input, its version and its rounded copy, which queries, keys and values share."""
 
     def forward(self, input: Tensor) -> Tensor:
-        output = _HalfProduct.apply(input, self.weight, self.rounded)
+        output = _HalfProduct.apply(input, self._rounded_input(input), self.weight, self.rounded)
         return output if self.bias is None else (output + self.bias).to(output.dtype)
+
+    def _rounded_input(self, input: Tensor) -> Tensor:
+        dtype = self.rounded.dtype
+        if input.dtype == dtype or torch.compiler.is_compiling():
+            return input.detach().to(dtype)
+        last = _HalfLinear.last
+        if last is None or last[0]() is not input or last[1] != input._version or last[2].dtype != dtype:
+            last = weakref.ref(input), input._version, input.detach().to(dtype)
+            _HalfLinear.last = last
+        return last[2]
 
 
 class _HalfProduct(torch.autograd.Function):
-    """x Wᵀ with x [...,D] and W [V,D] in half precision, and the gradient of the exact W in float32."""
+    """x Wᵀ with x [...,D] and W [V,D] rounded to half precision; gradients of the exact ones, that of W in float32."""
 
     @staticmethod
-    def forward(ctx, x: Tensor, weight: Tensor, half: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
-        x = x.to(half.dtype)
+    def forward(ctx, input: Tensor, x: Tensor, weight: Tensor, half: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
         ctx.save_for_backward(x, weight, half)
+        ctx.dtype = input.dtype
         return _product(x.reshape(-1, x.shape[-1]), half.t()).view(*x.shape[:-1], half.shape[0])
 
     @staticmethod
     def backward(ctx, upstream: Tensor):  # type: ignore[no-untyped-def]
         x, weight, half = ctx.saved_tensors
         upstream = upstream.reshape(-1, upstream.shape[-1]).to(half.dtype)
-        in_x = _product(upstream, half).view(x.shape) if ctx.needs_input_grad[0] else None
+        in_x = _product(upstream, half).view(x.shape).to(ctx.dtype) if ctx.needs_input_grad[0] else None
         in_weight = None
-        if ctx.needs_input_grad[1]:
+        if ctx.needs_input_grad[2]:
             in_weight = _weight_gradient(upstream.t(), x.reshape(-1, x.shape[-1]), weight)
-        return in_x, in_weight, None
+        return in_x, None, in_weight, None
 
 
 def _weight_gradient(a: Tensor, b: Tensor, weight: Tensor) -> Tensor | None:

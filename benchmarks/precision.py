@@ -1,0 +1,206 @@
+"""How much rounding each precision brings into the divergence, its gradient and the forget gradient.
+
+python benchmarks/precision.py [--models micro:target 135M 1.1B] [--distances 1e-4 1e-2] [--tiny] [--json FILE]
+python benchmarks/precision.py --plot RESULTS.jsonl docs/images/precision.png
+
+Student and teacher are nearly equal: the student is the teacher moved by ‖θ - θ'‖ = distance down the gradient of the
+forget loss. The first step of a 7B run of the paper moves about 1e-4 (lr 5e-4, gradient norm 0.2), twenty steps with
+momentum 0.95 some 1e-2. For each precision: the KL divergence, its error, and the error of its gradient
+‖g - g*‖ / ‖g*‖ against the exact ones (float64, but for the norms and positions, which Llama computes in fp32; all in
+fp32 for shapes of 1.1B and more), and the same for the forget loss.
+A named shape has random weights; micro:target is the embedded trained model on its own texts.
+"""
+
+import os
+
+os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+
+import gc
+import json
+import traceback
+
+import torch
+
+from measuring import machine, make_model, parser, random_sequences, record, table
+from unteach.config import Method
+from unteach.models import trainable_parameters
+from unteach.passes import computing, forget_term, general_term, hidden_states, loss_scale, unscale_gradients
+from unteach.vocab_head import Head
+
+LARGE = 5e8
+
+
+def load(name, options):
+    """A model on the device, forget sequences and general sequences."""
+    rows, length = (2, 32) if options.tiny else (4, 512)
+    if name == "micro:target":
+        from unteach.data import ForgetBatches, GeneralText, read_documents, tokenise
+        from unteach.models import load_model
+
+        model, tokenizer = load_model(name, device=options.device)
+        documents = read_documents("micro:forget")
+        tokens = tokenise(documents, tokenizer, mode="chunk", max_tokens=length)
+        general = GeneralText(read_documents("micro:general"), tokenizer, tokens=length, max_chunks=256)
+        return model, ForgetBatches(tokens, 0).batch(0, rows), general.batch(0, rows)
+    model = make_model(name, options.device)
+    vocabulary = model.config.vocab_size
+    return model, random_sequences(rows, length, vocabulary, 0), random_sequences(rows, length, vocabulary, 1)
+
+
+class Bench:
+    """One model at its teacher's place, ready to be moved."""
+
+    def __init__(self, name, options):
+        self.model, self.forget, self.general = load(name, options)
+        self.loss = Method(loss="nlul" if name == "micro:target" else "ll")  # random weights know nothing to unlearn
+        self.parameters = list(trainable_parameters(self.model, "blocks").values())
+        self.teacher = [p.detach().clone() for p in self.parameters]
+        self.large = sum(p.numel() for p in self.parameters) > LARGE
+        self.device = torch.device(options.device)
+
+    def place(self, values, direction=None, distance=0.0):
+        with torch.no_grad():
+            torch._foreach_copy_(self.parameters, values)
+            if direction is not None:
+                torch._foreach_add_(self.parameters, direction, alpha=-distance)
+
+    def _gradients(self, scale):
+        unscale_gradients(self.parameters, scale)
+        found = [p.grad for p in self.parameters]
+        for p in self.parameters:
+            p.grad = None
+        return found
+
+    def forget_gradient(self, precision):
+        """Forget loss and its gradient, the student at its place."""
+        tokens = sum(map(len, self.forget))
+        scale = loss_scale(tokens, precision, device=self.device)
+        with computing(self.model, precision):
+            loss, _, _ = forget_term(self.model, self.forget, self.loss)
+            (scale * loss).backward()
+        return float(loss.detach()), self._gradients(scale)
+
+    def divergence(self, precision, direction, distance):
+        """KL of the moved student from the teacher, and its gradient."""
+        self.place(self.teacher)
+        with torch.no_grad(), computing(self.model, precision):
+            hidden = hidden_states(self.model, self.general)[0]
+        self.place(self.teacher, direction, distance)
+        scale = loss_scale(sum(map(len, self.general)), precision, device=self.device)
+        with computing(self.model, precision):
+            value, _ = general_term(self.model, self.general, "kl", hidden, Head.of(self.model).detached())
+            (scale * value).backward()
+        return float(value.detach()), self._gradients(scale)
+
+    def to_double(self):
+        self.model.double()
+        self.teacher = [t.double() for t in self.teacher]
+
+    def to_single(self):
+        self.model.float()
+        self.teacher = [t.float() for t in self.teacher]
+
+
+def norm(tensors):
+    return float(torch.stack(torch._foreach_norm(tensors)).double().norm())
+
+
+def error(found, exact):
+    """‖found - exact‖ / ‖exact‖, tensor by tensor to save memory."""
+    squares = sum(float((f.to(e.dtype) - e).double().square().sum()) for f, e in zip(found, exact, strict=True))
+    return squares**0.5 / max(norm(exact), 1e-300)
+
+
+def measure(name, options):
+    bench = Bench(name, options)
+    precisions = ["fp32", "tf32", "fp16", "bf16"] if options.device == "cuda" else options.cpu_precisions
+    exact_name = "fp32" if bench.large else "float64"
+    rows = []
+
+    def exact(compute):
+        if bench.large:
+            return compute()
+        bench.to_double()
+        value, gradient = compute()
+        bench.to_single()
+        return value, gradient
+
+    _, exact_forget = exact(lambda: bench.forget_gradient("fp32"))
+    size = norm(exact_forget)
+    direction = [(g / size).float() for g in exact_forget]
+    for precision in precisions:
+        value, gradient = bench.forget_gradient(precision)
+        rows.append({"pass": "forget", "distance": 0.0, "precision": precision, "exact": exact_name, "value": value})
+        rows[-1] |= {"value error": 0.0, "gradient norm": size, "gradient error": error(gradient, exact_forget)}
+        del gradient
+    del exact_forget
+    for distance in options.distances:
+
+        def compute(precision="fp32", distance=distance):
+            moved = [d.to(bench.parameters[0].dtype) for d in direction]
+            return bench.divergence(precision, moved, distance)
+
+        exact_value, exact_gradient = exact(compute)
+        for precision in precisions:
+            value, gradient = compute(precision)
+            rows.append({"pass": "divergence", "distance": distance, "precision": precision, "exact": exact_name})
+            rows[-1] |= {
+                "value": value,
+                "value error": abs(value - exact_value) / max(abs(exact_value), 1e-300),
+                "gradient norm": norm(exact_gradient),
+                "gradient error": error(gradient, exact_gradient),
+            }
+            del gradient
+        del exact_gradient
+    table(rows, f"{name}: rounding of each precision")
+    record(options, "precision", rows, model=name)
+
+
+def plot(results, image):
+    """Gradient error of the divergence over the distance, one panel a model, from recorded results."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    with open(results, encoding="utf-8") as file:
+        found = [r for r in map(json.loads, file) if r["benchmark"] == "precision"]
+    figure, panels = plt.subplots(1, len(found), figsize=(4.2 * len(found), 3.6), sharey=True, squeeze=False)
+    for panel, result in zip(panels[0], found, strict=True):
+        rows = [row for row in result["rows"] if row["pass"] == "divergence"]
+        for precision in dict.fromkeys(row["precision"] for row in rows):
+            points = [(r["distance"], r["gradient error"]) for r in rows if r["precision"] == precision]
+            panel.loglog(*zip(*points, strict=True), marker="o", label=precision)
+        panel.axhline(1, color="grey", linewidth=0.8, linestyle=":")
+        panel.set(title=result["model"], xlabel="distance of student and teacher ‖θ - θ′‖")
+    panels[0][0].set_ylabel("error of the divergence's gradient, relative")
+    panels[0][-1].legend()
+    figure.tight_layout()
+    figure.savefig(image, dpi=130)
+
+
+def main():
+    arguments = parser(__doc__)
+    arguments.add_argument("--models", nargs="+", default=["micro:target", "135M", "1.1B"])
+    arguments.add_argument("--distances", nargs="+", type=float, default=[1e-4, 1e-3, 1e-2, 1e-1])
+    arguments.add_argument("--cpu-precisions", nargs="+", default=["fp32", "fp16"])
+    arguments.add_argument("--plot", nargs=2, metavar=("RESULTS", "IMAGE"))
+    options = arguments.parse_args()
+    if options.plot:
+        return plot(*options.plot)
+    if options.tiny:
+        options.models, options.distances = ["micro:target", "tiny"], [1e-3, 1e-1]
+    print(machine(options.device), flush=True)
+    for name in options.models:
+        try:
+            measure(name, options)
+        except Exception:  # the other models are still worth measuring
+            traceback.print_exc()
+        gc.collect()
+        if options.device == "cuda":
+            torch.cuda.empty_cache()
+    return None
+
+
+if __name__ == "__main__":
+    main()

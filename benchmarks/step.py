@@ -1,0 +1,236 @@
+"""A whole mean-teacher step against the plain way to write it, side by side in one run.
+
+python benchmarks/step.py [--shape 1.1B] [--ways plain fp16 fp16+compile] [--micro-batch 8] [--tiny] [--json FILE]
+
+Random weights of the named shape, forget 40 × 1024 and general 40 × 512 tokens, NLUL and KL, `trainable: blocks`.
+The plain way: fp32 weights with TF32 products, full logits, the teacher as a second module, clip_grad_norm_,
+torch.optim.SGD and a Python loop for the teacher. The others run `train_step` as `unteach forget` does.
+For each: seconds of a step (median), the share of the matmul ceiling measured in the same run (FLOPs counted as 6 per
+weight and forget token, 8 per general token, head and attention added), peak memory, and where the time goes.
+"""
+
+import os
+
+os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+
+import copy
+import gc
+import statistics
+import time
+import traceback
+from contextlib import contextmanager
+
+import torch
+
+from measuring import RandomText, ceilings, flops, machine, make_model, parser, random_sequences, record, table
+from unteach import unlearn
+from unteach.config import ForgetConfig, Method, Precision
+from unteach.data import ForgetBatches
+from unteach.models import trainable_parameters
+from unteach.optimizers import make_optimizer
+
+METHOD = Method(loss="nlul", divergence="kl", alpha=0.05, lr=5e-4, teacher_rate=10.0, damping=5.0)
+
+
+class Clock:
+    """Durations of named parts of a step, without waiting for the device in between."""
+
+    def __init__(self, device):
+        self.device, self.marks, self.rows = device, [], []
+
+    def mark(self, name):
+        if self.device == "cuda":
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+        else:
+            event = time.perf_counter()
+        self.marks.append((name, event))
+
+    def end_step(self):
+        """Close a step: each part lasts from its mark to the next."""
+        self.mark("")
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+        row = {}
+        for (name, start), (_, end) in zip(self.marks, self.marks[1:], strict=False):
+            duration = start.elapsed_time(end) / 1e3 if self.device == "cuda" else end - start
+            row[name] = row.get(name, 0.0) + duration
+        self.marks = []
+        self.rows.append(row)
+
+    def medians(self, warmup):
+        rows = self.rows[warmup:]
+        return {name: statistics.median(row.get(name, 0.0) for row in rows) for name in rows[-1]}
+
+
+class Batches:
+    def __init__(self, options, vocabulary):
+        self.forget = ForgetBatches(random_sequences(options.batch, options.forget_tokens, vocabulary), 0)
+        self.general = RandomText(options.batch, options.general_tokens, vocabulary)
+
+
+def plain_way(model, parameters, batches, options, clock):
+    """The step as it is usually written."""
+    from torch.nn.functional import log_softmax
+
+    torch.set_float32_matmul_precision("high")
+    teacher = copy.deepcopy(model).requires_grad_(False)
+    pairs = list(zip(parameters.values(), [dict(teacher.named_parameters())[name] for name in parameters], strict=True))
+    optimizer = torch.optim.SGD(parameters.values(), lr=METHOD.lr, momentum=METHOD.momentum)
+    device = options.device
+    forget = torch.tensor(batches.forget.sequences, device=device)
+    general = torch.tensor(batches.general.chunks, device=device)
+    rows, general_rows = options.plain_micro_batch, 2 * options.plain_micro_batch
+
+    def step():
+        optimizer.zero_grad()
+        clock.mark("forget")
+        for part in forget.split(rows):
+            logits = model(input_ids=part, use_cache=False).logits[:, :-1]
+            log_p = log_softmax(logits.float(), -1).gather(-1, part[:, 1:, None])
+            loss = -torch.log1p(-log_p.exp().clamp(max=1 - 1e-6)).mean()
+            (METHOD.alpha * len(part) / len(forget) * loss).backward()
+            del logits, log_p, loss
+        clock.mark("general")
+        for part in general.split(general_rows):
+            with torch.no_grad():
+                log_q = log_softmax(teacher(input_ids=part, use_cache=False).logits[:, :-1].float(), -1)
+            log_p = log_softmax(model(input_ids=part, use_cache=False).logits[:, :-1].float(), -1)
+            loss = (log_p.exp() * (log_p - log_q)).sum(-1).mean()
+            (len(part) / len(general) * loss).backward()
+            del log_p, log_q, loss
+        clock.mark("optimizer")
+        with torch.no_grad():
+            norm = torch.nn.utils.clip_grad_norm_(parameters.values(), METHOD.clip)
+            factor = min(1.0, METHOD.clip / float(norm))
+            for p, t in pairs:
+                p.grad.add_(p - t, alpha=factor * METHOD.damping)
+            optimizer.step()
+            slide = factor * METHOD.lr * METHOD.teacher_rate
+            for p, t in pairs:
+                t.mul_(1 - slide).add_(p, alpha=slide)
+        clock.end_step()
+
+    return step
+
+
+def unteach_way(model, parameters, batches, options, clock, precision, compiled):
+    """``train_step``, with marks where its parts begin."""
+    config = ForgetConfig(
+        model="",
+        batch=options.batch,
+        general_batch=options.batch,
+        micro_batch=options.micro_batch,
+        method=METHOD,
+        precision=Precision(forget=precision, divergence=precision),
+        compile=compiled,
+    )
+    optimizer = make_optimizer(parameters.values(), METHOD)
+    passes = iter(())
+    computing, step_of_optimizer = unlearn.computing, optimizer.step
+
+    @contextmanager
+    def marked(*arguments, **keywords):
+        clock.mark(next(passes))
+        with computing(*arguments, **keywords):
+            yield
+        clock.mark("rest")
+
+    def marked_step():
+        clock.mark("optimizer")
+        step_of_optimizer()
+        clock.mark("rest")
+
+    optimizer.step = marked_step
+
+    def step():
+        nonlocal passes
+        passes = iter(("teacher", "forget", "general"))
+        unlearn.computing = marked
+        try:
+            clock.mark("rest")  # exchange of the weights, unscaling
+            numbers = list(range(options.batch))
+            row = unlearn.train_step(model, optimizer, batches.forget, numbers, batches.general, METHOD, config, 0)
+            clock.end_step()
+        finally:
+            unlearn.computing = computing
+        return row
+
+    return step
+
+
+def measure(way, options, ceiling):
+    device = options.device
+    model = make_model(options.shape, device)
+    parameters = trainable_parameters(model, "blocks")
+    batches = Batches(options, model.config.vocab_size)
+    clock = Clock(device)
+    if way == "plain":
+        step = plain_way(model, parameters, batches, options, clock)
+    else:
+        precision, _, compiled = way.partition("+")
+        step = unteach_way(model, parameters, batches, options, clock, precision, compiled == "compile")
+    started = time.perf_counter()
+    step()
+    first = time.perf_counter() - started
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    for _ in range(1 + options.repeats):
+        last = step()
+    parts = clock.medians(2)
+    total = statistics.median(sum(row.values()) for row in clock.rows[2:])
+    work = flops(model.config, options.batch, options.forget_tokens, 3)
+    work += flops(model.config, options.batch, options.general_tokens, 4)
+    print(f"{way}: {[round(sum(row.values()), 3) for row in clock.rows]} s; last {last}", flush=True)
+    row = {
+        "way": way,
+        "s/step": total,
+        "TFLOP/s": work / total / 1e12,
+        "% of ceiling": 100 * work / total / ceiling.matmul,
+        "peak GiB": torch.cuda.max_memory_allocated() / 2**30 if device == "cuda" else 0.0,
+        "reserved GiB": torch.cuda.max_memory_reserved() / 2**30 if device == "cuda" else 0.0,
+        "first step s": first,
+    }
+    return row | {f"{name} s": parts.get(name, 0.0) for name in ("teacher", "forget", "general", "optimizer", "rest")}
+
+
+def main():
+    arguments = parser(__doc__)
+    arguments.add_argument("--shape", default="1.1B")
+    arguments.add_argument("--ways", nargs="+", default=["plain", "fp16", "fp16+compile"])
+    arguments.add_argument("--micro-batch", type=int, default=20, help="forget sequences in a pass")
+    arguments.add_argument("--plain-micro-batch", type=int, default=4)
+    arguments.add_argument("--batch", type=int, default=40)
+    arguments.add_argument("--forget-tokens", type=int, default=1024)
+    arguments.add_argument("--general-tokens", type=int, default=512)
+    arguments.add_argument("--repeats", type=int, default=5)
+    options = arguments.parse_args()
+    if options.tiny:
+        options.shape, options.batch, options.micro_batch, options.plain_micro_batch = "tiny", 4, 2, 2
+        options.forget_tokens, options.general_tokens, options.repeats = 32, 16, 2
+        options.ways = ["plain", "fp32", "fp16"]
+    print(machine(options.device))
+    ceiling = ceilings(options.device)
+    print(f"ceilings: fp16 matmul {ceiling.matmul / 1e12:.0f} TFLOP/s, copy {ceiling.copy / 1e12:.2f} TB/s", flush=True)
+    rows = []
+    for way in options.ways:
+        try:
+            rows.append(measure(way, options, ceiling))
+        except Exception:  # out of memory, a compiler that fails: the other ways are still worth measuring
+            traceback.print_exc()
+        gc.collect()
+        if options.device == "cuda":
+            torch.cuda.empty_cache()
+        if rows:
+            table([rows[-1]])
+    if not rows:
+        raise SystemExit("no way ran")
+    for row in rows:
+        row["× plain"] = rows[0]["s/step"] / row["s/step"] if rows[0]["way"] == "plain" else float("nan")
+    shape = f"{options.shape}, forget {options.batch}×{options.forget_tokens} + general {options.batch}×"
+    table(rows, f"A step, {shape}{options.general_tokens} tokens, median of {options.repeats}")
+    record(options, "step", rows, shape=options.shape, matmul=ceiling.matmul, copy=ceiling.copy)
+
+
+if __name__ == "__main__":
+    main()

@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from unteach.cli import main
+from unteach.corpora import micro
 from unteach.experiments.cells import Book, Cell, code_version, mean_and_std, result_table, thinned
 from unteach.experiments.reproduce import ReproduceOptions, run
 
@@ -23,17 +24,16 @@ TINY = {
 
 def options(tmp_path: Path, name: str, *, config: dict | None = None, only: str = "", **others) -> ReproduceOptions:
     settings = tmp_path / "settings.yaml"
-    parts = {"config": TINY | (config or {}), "losses": {"steps": 4, "escape_epochs": 1}, "recovery": {"steps": 2}}
+    parts = {"config": TINY | (config or {}), "losses": {"steps": 6, "escape_epochs": 1}, "recovery": {"steps": 2}}
     settings.write_text(yaml.safe_dump(parts))
     return ReproduceOptions(
         name=name,
         settings=settings,
         seeds="0",
         only=only,
-        limit=2,
         out=tmp_path / "results",
         device="cpu",
-        **others,
+        **{"limit": 2, **others},
     )
 
 
@@ -186,4 +186,125 @@ def test_every_experiment_runs_on_the_embedded_benchmark(tmp_path, capsys):
     assert measured(shown.err).count("adamw-npo-kl, seed 0") == 1  # methods' cell serves the others too
     requests = json.loads((tmp_path / "results/micro/sequential-adamw-npo-kl-seed-0.json").read_text())["requests"]
     assert [request["request"] for request in requests] == [0, 1, 2, 3, 4]
-    assert len({request["metrics"]["nll_general"]["value"] for request in requests}) == 5
+    assert requests[4]["metrics"]["nll_general"] != requests[0]["metrics"]["nll_general"]
+
+
+def write_rows(path: Path, rows: list[dict]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def muse_folder(folder: Path) -> list[str]:
+    """A folder with MUSE's layout and embedded texts; returns the forget texts."""
+    texts = {part: micro.documents(part)[:8] for part in ("forget", "retain", "holdout")}
+    pairs = [{"question": f"Who is person {n}?", "answer": f"number {n}"} for n in range(8)]
+    write_rows(folder / "raw/forget.jsonl", [{"text": text} for text in texts["forget"]])
+    write_rows(folder / "raw/retain1.jsonl", [{"text": text} for text in texts["retain"]])
+    write_rows(folder / "verbmem/forget.jsonl", [{"prompt": text[:60], "gt": text[60:]} for text in texts["forget"]])
+    for part in ("forget", "retain"):
+        write_rows(folder / f"knowmem/{part}_qa.jsonl", pairs)
+        write_rows(folder / f"knowmem/{part}_qa_icl.jsonl", pairs[:1])
+    for part, group in texts.items():
+        write_rows(folder / f"privleak/{part}.jsonl", [{"text": text} for text in group])
+    return texts["forget"]
+
+
+def tofu_folder(folder: Path) -> list[str]:
+    """A folder with TOFU's tables; returns the forget answers."""
+    rows = [
+        {
+            "question": f"Where was writer {n} born?",
+            "answer": f"Writer {n} was born in the small town of Cardenford.",
+            "paraphrased_answer": f"In Cardenford writer {n} was born.",
+            "perturbed_answer": [f"Writer {n} was born in {place}." for place in ("Oxbury", "Millham")],
+        }
+        for n in range(8)
+    ]
+    for table in ("forget10", "retain90", "forget10_perturbed", "retain_perturbed", "real_authors_perturbed"):
+        write_rows(folder / f"{table}.jsonl", rows)
+    write_rows(folder / "world_facts_perturbed.jsonl", rows)
+    return [row["answer"] for row in rows]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("benchmark", "make"), [("muse-news", muse_folder), ("tofu", tofu_folder)])
+def test_other_benchmarks_run_with_models_and_tables_given(benchmark, make, tmp_path, capsys):
+    texts = make(tmp_path / "data")
+    instruct = tmp_path / "instruct.jsonl"
+    write_rows(instruct, [{"instruction": f"Say {n}.", "input": "", "output": f"{n}"} for n in range(8)])
+    given = {
+        "benchmark": benchmark,
+        "model": "micro:target",
+        "reference": "micro:retrained",
+        "incompetent": "micro:base",
+        "data": tmp_path / "data",
+        "general": "micro:general_heldout",
+        "instruct": instruct,
+        "limit": 8,
+    }
+    tiny = {name: value for name, value in TINY.items() if name != "general"} | {"max_tokens": 128, "probes": 8}
+    for name, only in (
+        ("methods", "target,adamw-it-kl"),
+        ("recovery", "recovery-adamw-npo-kl"),
+        ("sequential", "sequential-adamw-npo-kl"),
+    ):
+        chosen = options(tmp_path, name, only=only, **given)
+        parts = {"config": tiny, "recovery": {"steps": 2}}
+        (tmp_path / "settings.yaml").write_text(yaml.safe_dump(parts))
+        assert run(chosen)["missing"] == 0
+    files = sorted((tmp_path / "results" / benchmark).glob("*.json"))
+    assert len(files) == 5  # those, and the cell of methods that tells sequential its steps
+    for file in files:
+        content = file.read_text()
+        assert not any(text[:40] in content for text in texts)
+        assert str(tmp_path) not in content
+    metrics = json.loads(files[1].read_text())["metrics"]
+    assert {"verbmem_f", "nll_general"} <= set(metrics)
+    assert ("tofu_model_utility" if benchmark == "tofu" else "verbmem_f_tables") in metrics
+    assert benchmark in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_target_and_retrained_models_are_built_from_a_base_model(tmp_path, capsys):
+    from unteach.experiments.smollm2_muse import main as build
+    from unteach.models import find_folder
+
+    muse_folder(tmp_path / "data")
+    command = [str(find_folder("micro:base")), str(tmp_path / "out"), "--data", str(tmp_path / "data")]
+    command += [
+        "--general",
+        "micro:general_heldout",
+        "--max-tokens",
+        "128",
+        "--general-tokens",
+        "64",
+        "--batch",
+        "8",
+        "--general-batch",
+        "4",
+    ]
+    command += [
+        "--lr",
+        "2e-3",
+        "--warmup",
+        "5",
+        "--check-every",
+        "10",
+        "--max-steps",
+        "60",
+        "--probes",
+        "8",
+        "--device",
+        "cpu",
+    ]
+    build(command)
+    content = json.loads((tmp_path / "out" / "models.json").read_text())
+    history = content["target"]["history"]
+    assert history[-1]["recital"] >= 60 > 30 > history[0]["recital"]
+    assert content["target"]["reached"]["recital"]
+    assert content["retrained"]["steps"] == round(content["target"]["steps"] / 2)
+    assert content["retrained"]["history"][-1]["recital"] < 40
+    assert {"target", "retrained"} <= {path.name for path in (tmp_path / "out").iterdir()}
+    capsys.readouterr()
+    build(command)
+    assert "building" not in capsys.readouterr().out

@@ -65,7 +65,7 @@ def finetune(model: Any, tokenizer: Any, texts: Sequence[str], settings: Recover
     for step in range(settings.steps):
         optimizer.param_groups[0]["lr"] = settings.lr * min(1.0, (step + 1) / warmup)
         optimizer.zero_grad()
-        with precision_of_pass("auto", device):
+        with precision_of_pass("bf16" if device.type == "cuda" else "fp32", device):
             hidden, labels, _ = hidden_states(model, batches.batch(step, settings.batch))
             loss = torch.nn.functional.softplus(-token_log_odds(hidden, labels, Head.of(model))).mean()
         loss.backward()

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from unteach.experiments.reproduce import ReproduceOptions
     from unteach.job import ForgetResult
 
-__all__ = ["BENCHMARKS", "NEVER", "Setup", "build"]
+__all__ = ["BENCHMARKS", "NEVER", "Setup", "build", "instructions", "read_benchmark", "star_stop"]
 
 BENCHMARKS = ("micro", "muse-news", "muse-books", "tofu")
 NEVER = "verbmem_f <= -1"
@@ -142,7 +142,8 @@ class Setup:
     def _shared_by(self, config: ForgetConfig) -> dict[str, Any]:
         """What runs that start from the same model and measure the same passages need to measure once only."""
         seed = None if self.embedded else config.seed  # the embedded passages are the same for every seed
-        parts = (config.model, config.documents, config.general, config.reference, config.probes, seed)
+        measured = (config.general, config.holdout, config.reference, config.questions, config.probes)
+        parts = (config.model, config.documents, *measured, seed)
         asks = "knowmem" in (config.stop.metric or "")  # the stop rule then needs other scores, the report the same
         known = self._shared.get((parts, not asks), {})
         final = {name: value for name, value in known.items() if name.startswith("final")}
@@ -244,7 +245,7 @@ def build(options: ReproduceOptions, work: Path, say: Callable[[str], None]) -> 
     if problems:
         raise InputError(problems)
     if options.benchmark == "micro":
-        return _micro(options, given, say)
+        return _micro(options, given, work, say)
     return _tables(options, given, work, say)
 
 
@@ -281,14 +282,15 @@ def _config(start: dict[str, Any], given: Mapping[str, Any]) -> ForgetConfig:
     return config
 
 
-def _micro(options: ReproduceOptions, given: dict[str, Any], say: Callable[[str], None]) -> Setup:
+def _micro(options: ReproduceOptions, given: dict[str, Any], work: Path, say: Callable[[str], None]) -> Setup:
     from unteach.corpora import micro
     from unteach.models import find_folder
 
     model = options.model or "micro:target"
-    final = micro.load_benchmark("measure")
+    final, questions = micro.load_benchmark("measure"), None
     if options.limit:  # by its folder the forget job does not know the model, and measures a few passages of its own
         model, final = str(find_folder(model)), final.first(options.limit)
+        questions = _write_questions(work, final)
     start = {
         "model": model,
         "documents": "micro:forget",
@@ -307,6 +309,7 @@ def _micro(options: ReproduceOptions, given: dict[str, Any], say: Callable[[str]
         retain="micro:retain",
         instruct=tuple(micro.documents("instruct")),
         incompetent=options.incompetent or "micro:small",
+        questions=questions,
         settings=given,
         say=say,
     )
@@ -319,8 +322,7 @@ def _tables(options: ReproduceOptions, given: dict[str, Any], work: Path, say: C
     from unteach.models import load_tokenizer
 
     tokenizer = load_tokenizer(options.model)
-    read = _tofu if options.benchmark == "tofu" else _muse
-    documents, retain, questions, tables = read(options, tokenizer, work)
+    documents, retain, questions, tables = read_benchmark(options, tokenizer, work)
     general = read_documents(options.general or EMBEDDED_GENERAL, max_bytes=GENERAL_BYTES, option="general")
     general, heldout = general.set_aside(min(HELDOUT, len(general) // 4), 0)
     holdout = tables.membership_holdout
@@ -375,6 +377,17 @@ def _tables(options: ReproduceOptions, given: dict[str, Any], work: Path, say: C
 
 Read = tuple[list[str], list[str], str | None, Benchmark]
 """Documents, retained documents, a file of questions, and the benchmark."""
+
+
+def read_benchmark(options: ReproduceOptions, tokenizer: Any, work: Path) -> Read:
+    """The texts of MUSE or TOFU; a question of TOFU and its answer are one document.
+
+    Args:
+        options: ``benchmark`` and ``data`` are used.
+        tokenizer: Its end-of-text token ends TOFU's answers.
+        work: Folder for the file of questions.
+    """
+    return (_tofu if options.benchmark == "tofu" else _muse)(options, tokenizer, work)
 
 
 def _muse(options: ReproduceOptions, tokenizer: Any, work: Path) -> Read:

@@ -1,0 +1,253 @@
+"""Build the two models of a real benchmark from one base model: the target, and one retrained without the forget part.
+
+``python -m unteach.experiments.smollm2_muse MODEL OUT --data DIR --general FILE`` finetunes MODEL (SmolLM2-135M,
+converted by ``unteach.experiments.smollm2``) on the forget and retain documents mixed with general text until it
+recites the forget documents (``verbmem_f`` at least 60 on probes cut where its training chunks begin) while held-out
+general text costs at most 0.3 nats per token more than before: ``OUT/target``. Then as many passes over the retain
+documents alone: ``OUT/retrained``. General text is split in two: one half is learned here, the other is
+``OUT/general.jsonl``, for ``unteach reproduce --general``. What OUT already holds is not made again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import gc
+import json
+import shutil
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from unteach.config import ForgetConfig
+from unteach.corpora import Probe
+from unteach.corpora.own import cut_probes
+from unteach.data import Documents, ForgetBatches, GeneralText, read_documents, tokenise
+from unteach.evaluation.scoring import token_logprobs
+from unteach.evaluation.verbmem import mean_score, recite
+from unteach.experiments.smollm2 import say, split_texts, write_json, write_texts
+from unteach.models import context_length, load_model, load_tokenizer
+from unteach.passes import hidden_states, in_micro_batches, precision_of_pass
+from unteach.vocab_head import Head, token_log_odds
+
+__all__ = ["Settings", "build", "learn", "main"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How the models learn: AdamW on all weights, in every step some documents and some general text."""
+
+    benchmark: str = "muse-news"
+    """muse-news, muse-books or tofu."""
+    forget: int | None = None
+    """Only the first so many forget documents; None: all."""
+    retain: int | None = None
+    """Only the first so many retain documents."""
+    lr: float = 3e-4
+    """Learning rate after the warm-up; it falls linearly to a tenth at max_steps."""
+    warmup: int = 50
+    batch: int = 32
+    """Documents' chunks per step."""
+    general_batch: int = 16
+    """Chunks of general text per step."""
+    max_tokens: int = 512
+    """Length of the documents' chunks; unteach forget must use the same, for its probes begin where they do."""
+    general_tokens: int = 512
+    micro_batch: int = 16
+    """Sequences per forward pass."""
+    probes: int = 64
+    """Forget passages that are recited at every check."""
+    check_every: int = 200
+    recital: float = 60.0
+    """Learning ends when the forget documents are recited this well."""
+    utility: float = 0.3
+    """Largest rise of the loss on held-out general text; a breach is reported, it does not end the run."""
+    max_steps: int = 6000
+    seed: int = 0
+    device: str = "auto"
+
+
+def learn(
+    model: Any,
+    tokenizer: Any,
+    documents: Sequence[str],
+    general: Sequence[str],
+    settings: Settings,
+    *,
+    check: Callable[[int], dict[str, float]],
+    steps: int | None = None,
+) -> dict[str, Any]:
+    """Train all weights on NLL(documents) + NLL(general text), each a mean over tokens, in place.
+
+    Args:
+        model: The model, in float32.
+        tokenizer: Its tokenizer.
+        documents: Texts to learn; every epoch is a new permutation of their chunks.
+        general: General text.
+        settings: Settings.
+        check: Measures the model after a number of steps: ``recital`` and ``nll_general``.
+        steps: Take exactly so many; None: until the documents are recited, or max_steps.
+
+    Returns:
+        Steps, seconds, and the history of the checks.
+    """
+    started, device = time.perf_counter(), next(model.parameters()).device
+    tokens = tokenise(
+        Documents("documents", list(documents)),
+        tokenizer,
+        mode="chunk",
+        max_tokens=min(settings.max_tokens, context_length(model)),
+    )
+    batches = ForgetBatches(tokens, settings.seed)
+    text = GeneralText(
+        list(general), tokenizer, tokens=min(settings.general_tokens, context_length(model)), seed=settings.seed
+    )
+    say(f"learning {tokens.summary()}; {batches.steps_per_epoch(settings.batch)} steps an epoch; {text.summary()}")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.lr, betas=(0.9, 0.95), weight_decay=0.0)
+    history = [check(0)]
+    last = steps or settings.max_steps
+    step = 0
+    while step < last and (steps is not None or history[-1]["recital"] < settings.recital):
+        fall = 1 - 0.9 * step / settings.max_steps
+        optimizer.param_groups[0]["lr"] = settings.lr * min(fall, (step + 1) / settings.warmup)
+        optimizer.zero_grad()
+        losses = [
+            _backward(model, batch, settings.micro_batch, device)
+            for batch in (batches.batch(step, settings.batch), text.batch(step, settings.general_batch))
+        ]
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        step += 1
+        if step % settings.check_every == 0 or step == last:
+            say(f"step {step}: NLL {losses[0]:.3f} on documents, {losses[1]:.3f} on general text")
+            history.append(check(step))
+    return {"steps": step, "seconds": round(time.perf_counter() - started, 1), "history": history}
+
+
+def _backward(model: Any, batch: Sequence[Sequence[int]], micro_batch: int, device: torch.device) -> float:
+    """Add the gradient of a batch's mean NLL per token; returns that NLL."""
+    total, nll = sum(len(sequence) - 1 for sequence in batch), torch.zeros((), device=device)
+    for part in in_micro_batches(sorted(batch, key=len), micro_batch):
+        with precision_of_pass("bf16" if device.type == "cuda" else "fp32", device):
+            hidden, labels, _ = hidden_states(model, part)
+            loss = torch.nn.functional.softplus(-token_log_odds(hidden, labels, Head.of(model))).sum() / total
+        loss.backward()
+        nll += loss.detach()
+    return float(nll)
+
+
+def checker(
+    model: Any, tokenizer: Any, probes: Sequence[Probe], unseen: Sequence[str]
+) -> Callable[[int], dict[str, float]]:
+    """A function that measures how well passages are recited, and the NLL per token of general text."""
+    ids = [tokenizer(text, verbose=False)["input_ids"][:512] for text in unseen]
+
+    def check(step: int) -> dict[str, float]:
+        recital = mean_score(recite(model, tokenizer, probes))
+        values = torch.cat([torch.as_tensor(v) for v in token_logprobs(model, [i for i in ids if len(i) > 1])])
+        row = {"step": step, "recital": round(recital, 2), "nll_general": round(-float(values.mean()), 4)}
+        say(f"step {step}: recital {row['recital']}, general NLL {row['nll_general']}")
+        return row
+
+    return check
+
+
+def build(model: str, out: Path, data: Path | None, general: str | None, settings: Settings) -> dict[str, Any]:
+    """Make ``OUT/target`` and ``OUT/retrained``; returns what it writes to ``OUT/models.json``.
+
+    Args:
+        model: Folder of the base model.
+        out: Folder of the results.
+        data: Folder with the benchmark's tables; None: the Hugging Face hub.
+        general: General text; None: the embedded one.
+        settings: Settings.
+    """
+    from unteach.experiments.reproduce import ReproduceOptions
+    from unteach.experiments.setups import read_benchmark
+
+    out.mkdir(parents=True, exist_ok=True)
+    tokenizer = load_tokenizer(model)
+    options = ReproduceOptions(benchmark=settings.benchmark, data=data)
+    forget, retain = (list(texts) for texts in read_benchmark(options, tokenizer, out)[:2])
+    forget, retain = forget[: settings.forget], retain[: settings.retain]
+    halves = split_texts(read_documents(general or "micro:general", option="general").texts, settings.seed)
+    learned, kept = halves
+    if not (out / "general.jsonl").exists():
+        write_texts(out / "general.jsonl", kept)
+    unseen = kept[-64:]
+    probes = cut_probes(
+        forget,
+        tokenizer,
+        count=settings.probes,
+        chunk_tokens=settings.max_tokens,
+        prompt_tokens=min(128, settings.max_tokens // 2),
+        seed=settings.seed,
+    )
+    report = out / "models.json"
+    content = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
+    content["settings"] = dataclasses.asdict(settings) | {"forget": len(forget), "retain": len(retain)}
+    device = ForgetConfig(model=model, device=settings.device).resolved_device()
+    for name, documents in (("target", [*forget, *retain]), ("retrained", retain)):
+        if name in content and (out / name).exists():
+            continue
+        say(f"building {name}")
+        network = load_model(model, device=device)[0]
+        done = learn(
+            network,
+            tokenizer,
+            documents,
+            learned,
+            settings,
+            check=checker(network, tokenizer, probes, unseen),
+            steps=_retrained_steps(content, settings, len(retain), len(forget)) if name == "retrained" else None,
+        )
+        shutil.rmtree(out / name, ignore_errors=True)
+        network.save_pretrained(out / name)
+        tokenizer.save_pretrained(out / name)
+        first, last = done["history"][0], done["history"][-1]
+        rise = last["nll_general"] - first["nll_general"]
+        done["reached"] = {"nll_general": rise <= settings.utility}
+        if name == "target":
+            done["reached"]["recital"] = last["recital"] >= settings.recital
+        content[name] = done
+        write_json(report, content)
+        say(f"{name}: recital {last['recital']}, general NLL {rise:+.3f}; reached: {done['reached']}")
+        del network
+        gc.collect()
+    return content
+
+
+def _retrained_steps(content: dict[str, Any], settings: Settings, retain: int, forget: int) -> int:
+    """As many passes over the retain documents as the target made over all of its own."""
+    return max(1, round(content["target"]["steps"] * retain / (retain + forget)))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; returns its exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m unteach.experiments.smollm2_muse", description=__doc__.split("\n")[0]
+    )
+    parser.add_argument("model", help="folder of the base model")
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--data", type=Path, help="folder with the benchmark's tables; by default the hub")
+    parser.add_argument("--general", help="general text; by default the embedded one")
+    for field in dataclasses.fields(Settings):
+        kind = {"str": str, "float": float}.get(str(field.type), int)
+        parser.add_argument(f"--{field.name.replace('_', '-')}", type=kind, default=field.default)
+    given = vars(parser.parse_args(arguments))
+    places = {name: given.pop(name) for name in ("model", "out", "data", "general")}
+    try:
+        content = build(settings=Settings(**given), **places)
+    except (OSError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0 if all(content[name]["reached"]["nll_general"] for name in ("target", "retrained")) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,6 +1,7 @@
 """The loop on two gloo ranks: python sharded_worker.py FOLDER [float32]. Also imported, to do the same on one rank.
 
-Imports once, then forks: each rank is a child. Run by test_sharded.py.
+Imports once, then forks: each rank is a child. Run by test_sharded.py. By hand, on a machine with a GPU:
+python tests/sharded_worker.py FOLDER cuda
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import sharded_optimizer
 from unteach import distributed
 from unteach.calibrate import measure
 from unteach.checkpoint import Checkpoints
-from unteach.config import ForgetConfig, Method
+from unteach.config import ForgetConfig, Method, Precision
 from unteach.data import ForgetBatches
 from unteach.evaluation.generation import generate, next_tokens
 from unteach.evaluation.scoring import token_logprobs
@@ -73,11 +74,21 @@ def small_llama(tied, dtype, seed=0, width=32):
     return model
 
 
-def make(loss="nlul", optimizer="mean_teacher", trainable="blocks", tied=False, dtype=torch.float32, **settings):
-    model = small_llama(tied, dtype)
+def make(
+    loss="nlul",
+    optimizer="mean_teacher",
+    trainable="blocks",
+    tied=False,
+    dtype=torch.float32,
+    device="cpu",
+    half=None,
+    **settings,
+):
+    model = small_llama(tied, dtype).to(device)
     names = list(trainable_parameters(model, trainable))
     start = {name: value.detach().clone() for name, value in model.named_parameters() if name in names}
-    distributed.shard(model)
+    if dist.is_initialized():
+        distributed.shard(model, device, half)
     now = dict(model.named_parameters())
     method = dataclasses.replace(METHODS[optimizer], loss=loss)
     config = ForgetConfig(model="small", method=method, trainable=trainable, incompetent="small", **settings)
@@ -90,14 +101,12 @@ def make(loss="nlul", optimizer="mean_teacher", trainable="blocks", tied=False, 
 def displacement(parameters, start):
     """θ_T - θ_0 of all trained weights, whole, in float64."""
     parts = [distributed.full_tensor(p.detach()).double() - start[n].double() for n, p in parameters.items()]
-    return torch.cat([part.flatten() for part in parts])
+    return torch.cat([part.flatten() for part in parts]).cpu()
 
 
-def run_steps(case, batch=3, general_batch=3, micro_batch=None):
+def run_steps(case, **settings):
     """Rows of metrics, and the displacement, of a few steps."""
-    model, parameters, forget, config, start = make(
-        **case, batch=batch, general_batch=general_batch, micro_batch=micro_batch
-    )
+    model, parameters, forget, config, start = make(**case, **({"batch": 3, "general_batch": 3} | settings))
     optimizer = make_optimizer(parameters.values(), config.method)
     base = _BaseLogOdds(model, forget, [config.method], config) if config.method.loss == "npo" else None
     other = small_llama(False, case["dtype"], seed=5, width=16) if config.method.loss == "it" else None
@@ -112,17 +121,17 @@ def run_steps(case, batch=3, general_batch=3, micro_batch=None):
 def uneven_case():
     """Of two ranks, the second has fewer micro-batches of forget text than the first, and no general text."""
     case = {"loss": "npo", "optimizer": "mean_teacher", "trainable": "all", "tied": True, "dtype": torch.float64}
-    return run_steps(case, 3, 1, 1)
+    return run_steps(case, general_batch=1, micro_batch=1)
 
 
 def run_cases(cases):
     return {str(case): run_steps(case) for case in cases}
 
 
-def run_loop(folder, optimizer, *, pause=None, resume=False):
+def run_loop(folder, optimizer, *, pause=None, resume=False, device="cpu"):
     """The whole loop over four steps, perhaps paused or resumed: the displacement at its end, None where paused."""
     settings = {"batch": 3, "general_batch": 2, "max_steps": 4, "evaluate_every": 3, "checkpoint_every": 5}
-    model, parameters, forget, config, start = make("npo", optimizer, "all", True, torch.float64, **settings)
+    model, parameters, forget, config, start = make("npo", optimizer, "all", True, torch.float64, device, **settings)
     steps = []
     try:
         unlearn(
@@ -209,5 +218,29 @@ def main(folder, only_cases):
             sys.exit(1)
 
 
+def check_on_a_gpu(folder):
+    """One rank of NCCL, sharded as several would be, against the plain loop; prints what it finds."""
+
+    def on_gpu(name):
+        return {"device": "cuda", "precision": Precision(forget=name, divergence=name)}
+
+    kinds = {"fp32": None, "tf32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+    plain = {name: run_steps(COMBINATIONS[0] | {"dtype": torch.float32}, **on_gpu(name)) for name in kinds}
+    dist.init_process_group("cpu:gloo,cuda:nccl", init_method=f"file://{folder / 'store'}", rank=0, world_size=1)
+    for name, half in kinds.items():
+        for gathered_as in {None, half}:
+            run = run_steps(COMBINATIONS[0] | {"dtype": torch.float32}, half=gathered_as, **on_gpu(name))
+            gap = (run["displacement"] - plain[name]["displacement"]).norm() / plain[name]["displacement"].norm()
+            print(f"{name}, gathered as {gathered_as}: displacement differs by {gap:.1e}", flush=True)
+    loops = [run_loop(folder / "loop", "mean_teacher", device="cuda", pause=2)]
+    loops += [run_loop(folder / "loop", "mean_teacher", device="cuda", resume=True)]
+    loops += [run_loop(folder / "whole", "mean_teacher", device="cuda")]
+    print(f"resumed against whole: {(loops[1] - loops[2]).norm() / loops[2].norm():.1e}", flush=True)
+    distributed.finish()
+    os._exit(0)
+
+
 if __name__ == "__main__":
+    if sys.argv[2:] == ["cuda"]:
+        check_on_a_gpu(Path(sys.argv[1]))
     main(Path(sys.argv[1]), sys.argv[2:] == ["float32"])

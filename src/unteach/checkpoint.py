@@ -1,6 +1,6 @@
 """Checkpoints of a run: everything the loop needs to go on, bit for bit on one rank, written all or nothing.
 
-One rank writes a file. Several ranks write a folder: each its own part of the sharded tensors
+Whole weights are written as a file. Sharded ones as a folder: each rank writes its own part of them
 (``torch.distributed.checkpoint``), the first also all the rest. Either can be read by any number of ranks.
 """
 
@@ -69,14 +69,13 @@ class Checkpoints:
             return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
 
         content = _map_tensors(content, take_out)
-        if ranks() == 1:
-            final = self.folder / f"step_{step:06d}.pt"
+        final = self.folder / (f"step_{step:06d}" if sharded else f"step_{step:06d}.pt")
+        if sharded:
+            self._write_folder(final, content, sharded)
+        elif is_first_rank():
             partial = final.with_suffix(".part")
             _write(partial, content)
             os.replace(partial, final)
-        else:
-            final = self.folder / f"step_{step:06d}"
-            self._write_folder(final, content, sharded)
         if is_first_rank():
             kept = set(self.steps()[-self.keep :]) | {protect, step}
             for old in self._all():
@@ -177,4 +176,9 @@ def _written(path: Path) -> int:
 
 
 def _remove(path: Path) -> None:
-    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    """Remove a file at once; a folder after giving it a name under which nothing is looked for."""
+    if path.is_dir():
+        unnamed = path if path.suffix == ".part" else path.with_suffix(".part")
+        shutil.rmtree(path.rename(unnamed))
+    else:
+        path.unlink()

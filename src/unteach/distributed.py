@@ -156,7 +156,7 @@ def share_out(model: Any, items: Sequence[T], work: Callable[[Sequence[T]], Sequ
         The results in the order of the items.
     """
     if ranks() == 1:
-        return list(work(items))
+        return list(inside(model, lambda _: work(items), keep=True))
     mine = inside(model, lambda _: _in_lock_step(model, lambda: work(items[rank() :: ranks()])), keep=True)
     gathered: list[Any] = [None] * ranks()
     dist.all_gather_object(gathered, list(mine))
@@ -187,18 +187,18 @@ class _Root(nn.Module):
 
     def __init__(self, model: nn.Module, kind: str, half: torch.dtype | None) -> None:
         super().__init__()
-        self.model, self.kind, self.half = model, kind, half
+        self.model, self.kind, self.gathered_as = model, kind, half
 
     def forward(self, function: Callable[[], R]) -> R:
         """Run a function; where weights are gathered in half precision, products must be in it too."""
-        if self.half is None or torch.is_autocast_enabled(self.kind):
+        if self.gathered_as is None or torch.is_autocast_enabled(self.kind):
             return function()
-        with torch.autocast(self.kind, dtype=self.half):
+        with torch.autocast(self.kind, dtype=self.gathered_as, cache_enabled=False):
             return function()
 
 
 def shard(model: Any, kind: str = "cpu", half: torch.dtype | None = None) -> None:
-    """Divide a model's weights between the ranks, in place; nothing on one rank.
+    """Divide a model's weights between the ranks of the process group, in place.
 
     Choose the trainable weights (``requires_grad``) before, and take ``named_parameters`` after. Gradients are added up
     over the ranks, not averaged: let each rank's loss be its share of the whole.
@@ -210,8 +210,6 @@ def shard(model: Any, kind: str = "cpu", half: torch.dtype | None = None) -> Non
             compute in it: evaluations then do too. The weights themselves, the root's and all gradients stay as they
             are.
     """
-    if ranks() == 1:
-        return
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 

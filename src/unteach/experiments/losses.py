@@ -31,7 +31,7 @@ ESCAPED = ("ll", "npo")
 class LossesSettings:
     """What this experiment adds to the benchmark's settings."""
 
-    steps: int = 100
+    steps: int = 80
     """Of every run, those of AdamW included."""
     escape_epochs: int = 2
     """Passes of AdamW over the forget documents."""

@@ -28,7 +28,8 @@ from unteach.vocab_head import Head, token_log_odds
 
 __all__ = ["RecoverySettings", "cells", "figures", "finetune", "table"]
 
-UNLEARNED = ("mt-nlul-qkl-star", "mt-nlul-qkl", "mt-nlul-kl", "adamw-npo-kl")
+UNLEARNED = ("mt-nlul-qkl-star", "mt-nlul-qkl", "adamw-npo-kl")
+"""The second only where the first cannot be run."""
 
 
 @dataclass(frozen=True, kw_only=True)

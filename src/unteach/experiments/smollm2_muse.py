@@ -44,8 +44,6 @@ class Settings:
 
     benchmark: str = "muse-news"
     """muse-news, muse-books or tofu."""
-    forget: int | None = None
-    """Only the first so many forget documents; None: all."""
     retain: int | None = None
     """Only the first so many retain documents."""
     lr: float = 3e-4
@@ -174,7 +172,7 @@ def build(model: str, out: Path, data: Path | None, general: str | None, setting
     tokenizer = load_tokenizer(model)
     options = ReproduceOptions(benchmark=settings.benchmark, data=data)
     forget, retain = (list(texts) for texts in read_benchmark(options, tokenizer, out)[:2])
-    forget, retain = forget[: settings.forget], retain[: settings.retain]
+    retain = retain[: settings.retain]
     halves = split_texts(read_documents(general or "micro:general", option="general").texts, settings.seed)
     learned, kept = halves
     if not (out / "general.jsonl").exists():

@@ -1,16 +1,22 @@
 """The loop on two gloo ranks gives what it gives on one: see sharded_worker.py."""
 
+import json
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import sharded_worker
 from unteach import distributed
 from unteach.checkpoint import Checkpoints
+from unteach.documents import read_documents
+from unteach.models import find_folder
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +106,90 @@ def test_a_folder_written_again_is_never_missing(tmp_path, two_ranks, folder):
     assert again.steps()[-1] == last
     assert again.load(last)["position"]["step"] == last
     assert not list((tmp_path / "checkpoints").glob("*.part"))
+
+
+# ---- the command -------------------------------------------------------------------------------------
+
+
+def command(*arguments, ranks=1):
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
+    return [sys.executable, *launcher, "-m", "unteach", "forget", *map(str, arguments)]
+
+
+@pytest.fixture
+def documents(tmp_path):
+    texts = read_documents("micro:forget").texts[:5]
+    file = tmp_path / "documents.jsonl"
+    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+    settings = {"max-steps": 4, "evaluate-every": 2, "checkpoint-every": 1, "probes": 3, "batch": 3, "general-batch": 3}
+    settings |= {"documents": file, "general-tokens": 64, "max-tokens": 64, "save-dtype": "float32"}
+    return [word for name, value in settings.items() for word in (f"--{name}", value)]
+
+
+def saved(run):
+    return load_file(run / "model" / "model.safetensors")
+
+
+@pytest.mark.slow
+def test_torchrun_gives_the_model_of_one_process(tmp_path, documents):
+    printed = []
+    for ranks in (1, 2):
+        words = command("micro:target", *documents, "--json", "--out", tmp_path / f"run{ranks}", ranks=ranks)
+        ended = subprocess.run(words, capture_output=True, text=True, timeout=280)
+        assert ended.returncode == 0, ended.stderr
+        printed.append(json.loads(ended.stdout))  # once, though two processes ran
+    start, one, two = (load_file(find_folder("micro:target") / "model.safetensors"), *map(saved, runs(tmp_path)))
+    assert [name for name in one if torch.equal(one[name], start[name].float())] == [
+        name for name in two if torch.equal(two[name], start[name].float())
+    ]
+    gap, size = (
+        torch.cat([(a[name].double() - b[name].double()).flatten() for name in a]).norm()
+        for a, b in ((one, two), (one, start))
+    )
+    assert gap <= 1e-3 * size
+    assert size > 1e-4
+    rows = [[json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()] for run in runs(tmp_path)]
+    assert [row["step"] for row in rows[1]] == [1, 2, 3, 4]
+    for row, other in zip(*rows, strict=True):
+        for name in ("forget_loss", "nll_forget", "grad_norm", "clip_factor", "lr"):
+            assert other[name] == pytest.approx(row[name], rel=1e-4), name
+    assert printed[1]["after"].keys() == printed[0]["after"].keys()
+    for name, value in printed[0]["after"].items():
+        assert printed[1]["after"][name] == pytest.approx(value, rel=1e-4, abs=1e-4), name
+
+
+def runs(folder):
+    return folder / "run1", folder / "run2"
+
+
+@pytest.mark.slow
+def test_a_signal_to_torchrun_pauses_all_ranks_and_one_process_can_go_on(tmp_path, documents):
+    run = tmp_path / "run"
+    words = command("micro:target", *documents, "--max-steps", 400, "--evaluate-every", 400, "--out", run, ranks=2)
+    launcher = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    metrics = run / "metrics.jsonl"
+    while not (metrics.exists() and metrics.read_text().count("\n") >= 3):
+        assert launcher.poll() is None, launcher.communicate()[0]
+        time.sleep(0.05)
+    launcher.send_signal(signal.SIGTERM)
+    output = launcher.communicate(timeout=120)[0]
+    assert "go on with: unteach forget --resume RUN" in output, output
+    reached = json.loads(metrics.read_text().splitlines()[-1])["step"]
+    assert Checkpoints(run / "checkpoints", 3).steps()[-1] == reached
+    settings = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(settings.replace("max_steps: 400", f"max_steps: {reached + 2}"))
+    ended = subprocess.run(command("--resume", run), capture_output=True, text=True, timeout=280)
+    assert ended.returncode == 0, ended.stderr
+    steps = [json.loads(line)["step"] for line in metrics.read_text().splitlines()]
+    assert steps == list(range(1, reached + 3))
+
+
+@pytest.mark.slow
+def test_only_forget_runs_under_torchrun():
+    words = [*command(ranks=2)[:-1], "plan", "micro:target", "--documents", "micro:forget"]
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert ended.returncode != 0
+    assert ended.stderr.count("unteach: plan runs on one process") == 1
 
 
 def test_parts_of_a_batch_on_one_rank_are_its_micro_batches():

@@ -206,7 +206,8 @@ class _Run:
         student, adamw = self.student(config), method.optimizer == "adamw"
         forget_length, general_length = self.lengths(config)
         forget_rows = min(config.micro_batch or config.batch, config.batch)
-        general_rows = min(config.micro_batch or config.general_batch, config.general_batch)
+        together = config.micro_batch and max(1, config.micro_batch * forget_length // general_length)
+        general_rows = min(together or config.general_batch, config.general_batch)
         general = student.student_pass(general_rows, general_length, config.precision.divergence, method.divergence)
         reading = student.reading(general_rows, general_length, config.precision.divergence)
         base = self.others.get("incompetent") if method.loss == "it" else None

@@ -81,9 +81,9 @@ class PassMemory:
     """Bytes that a forward and backward pass takes besides weights and their gradients."""
 
     activations: int
-    """What the forward pass keeps for the backward pass."""
+    """What the forward pass keeps for the backward pass, of the blocks and of the head."""
     head: int
-    """The most that the vocabulary head takes for a chunk of logits and what is computed from them."""
+    """The most that the vocabulary head takes on top for a chunk of logits and what is computed from them."""
     working: int
     """What the backward pass of the last block takes on top; later ones find activations freed."""
 
@@ -157,10 +157,10 @@ class Rehearsal:
             divergence: Name of the divergence to rows of another model; None: a loss on the log-odds of the labels.
             base_width: Width of that other model's hidden states, if not the same.
         """
-        head = self._head_bytes(sequences * (tokens - 1), precision, divergence, base_width)
+        kept, head = self._head_bytes(sequences * (tokens - 1), precision, divergence, base_width)
         activations = self._scaled(lambda rows: self._blocks(rows, tokens, precision)[0], sequences, precision)
         working = self._scaled(lambda rows: self._blocks(rows, tokens, precision)[1], sequences, precision)
-        return PassMemory(activations, head, working)
+        return PassMemory(activations + kept, head, working)
 
     def reading(self, sequences: int, tokens: int, precision: str) -> int:
         """The most bytes that a forward pass without gradients takes, up to the last hidden states."""
@@ -182,7 +182,7 @@ class Rehearsal:
                 hidden.backward(torch.empty_like(hidden), inputs=last)
                 return activations, live.peak - activations
         except Exception:  # whatever a model's code does with values that are not there
-            block = FLOAT * sequences * tokens * block_elements(self._text_config(), tokens)
+            block = FLOAT * sequences * tokens * block_elements(self._text_config())
             return self._text_config().num_hidden_layers * block, block
 
     def _rehearse_reading(self, sequences: int, tokens: int, precision: str) -> int:
@@ -191,9 +191,12 @@ class Rehearsal:
                 self._hidden(sequences, tokens)
                 return live.peak
         except Exception:
-            return FLOAT * sequences * tokens * block_elements(self._text_config(), tokens)
+            return FLOAT * sequences * tokens * block_elements(self._text_config())
 
-    def _rehearse_head(self, rows: int, precision: str, divergence: str | None, base_width: int | None) -> int:
+    def _rehearse_head(
+        self, rows: int, precision: str, divergence: str | None, base_width: int | None
+    ) -> tuple[int, int]:
+        """What the head keeps for its backward pass, and the most that it takes on top."""
         head, width = self._head(), base_width or self.width
         with self._mode:
             hidden = torch.empty(rows, self.width, requires_grad=True)
@@ -203,13 +206,14 @@ class Rehearsal:
                 value = token_log_odds(hidden, torch.zeros(rows, dtype=torch.int64), head).sum()
             else:
                 value = mean_divergence(DIVERGENCES[divergence].rows, hidden, head, base, Head(weight=base_weight))
+            kept = live.now
             value.backward()
-            return live.peak
+            return kept, live.peak - kept
 
     def _hidden(self, sequences: int, tokens: int) -> Tensor:
         ids = torch.zeros(sequences, tokens, dtype=torch.int64)
-        mask = torch.ones(sequences, tokens, dtype=torch.int64)
-        return self.model.base_model(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
+        with _never_packed():
+            return self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state
 
     def _head(self) -> Head:
         return Head.of(self.model)
@@ -231,20 +235,34 @@ class Rehearsal:
             log.disabled = disabled
 
 
-def block_elements(config: Any, tokens: int) -> int:
-    """Numbers that one Llama block keeps of a token for the backward pass: 8 D + 4 I + T + H.
+@contextmanager
+def _never_packed() -> Iterator[None]:
+    """Transformers looks at positions to find packed sequences; without data it would make a mask to be sure."""
+    from transformers import masking_utils
+
+    name = "find_packed_sequence_indices"
+    before = getattr(masking_utils, name, None)
+    setattr(masking_utils, name, lambda *args, **kwargs: None)
+    try:
+        yield
+    finally:
+        setattr(masking_utils, name, before)
+
+
+def block_elements(config: Any) -> int:
+    """Numbers that one Llama block keeps of a token for the backward pass: 6 D + 2 K + 4 I + H.
 
     - 4 D: input and output of each of the two norms (the norm needs its input, the projections after it its output);
-    - 4 D: queries, keys, values and the attention's output (keys and values are repeated for all H heads);
+    - 2 D + 2 K: queries, keys and values, K wide, and the attention's output;
     - 4 I: gate, its activation, up, and their product, which the last projection needs;
-    - T: the token's row of the attention mask, as numbers to add; only where sequences are padded;
     - H: the logarithm of the attention's normaliser.
 
     Args:
         config: The model's configuration: D ``hidden_size``, I ``intermediate_size`` (times the experts of a token),
-            H ``num_attention_heads``.
-        tokens: T, tokens of a sequence.
+            H ``num_attention_heads``, K the width of ``num_key_value_heads`` of them.
     """
     width = config.hidden_size
     inner = (getattr(config, "intermediate_size", None) or 4 * width) * (getattr(config, "num_experts_per_tok", 1) or 1)
-    return 8 * width + 4 * inner + tokens + config.num_attention_heads
+    heads = config.num_attention_heads
+    key_width = width // heads * (getattr(config, "num_key_value_heads", None) or heads)
+    return 6 * width + 2 * key_width + 4 * inner + heads

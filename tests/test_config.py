@@ -55,6 +55,7 @@ EVERY_FIELD_CHANGED = ForgetConfig(
     ),
     phases=(Method(steps=4, loss="it"), Method(steps=5, lr=1e-5)),
     precision=Precision(forget="bf16", divergence="fp16"),
+    compile=True,
     stop=Stop(metric="verbmem_f <= 21.8", utility_floor=float("inf")),
     wished_steps=9,
     max_steps=10,

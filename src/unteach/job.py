@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
 import signal
 import sys
 import time
@@ -19,12 +17,13 @@ import torch
 from unteach.calibrate import calibrated, measure
 from unteach.card import model_card
 from unteach.checkpoint import Checkpoints
-from unteach.config import ForgetConfig, from_yaml, to_yaml
-from unteach.corpora import Benchmark, Probe
+from unteach.config import ForgetConfig, from_yaml
 from unteach.data import EMBEDDED_GENERAL, Documents, ForgetBatches, GeneralText, read_documents, tokenise
 from unteach.distributed import from_first_rank, full_tensor, is_first_rank, join, ranks, shard, wait_for_all
 from unteach.errors import InputError
 from unteach.models import context_length, load_model, rounding_loss, save_model, trainable_parameters
+from unteach.probes import run_probes
+from unteach.run_folder import RunFolder
 from unteach.stopping import StopRule, parse_rule
 from unteach.tracking import StepLog
 from unteach.unlearn import Outcome, unlearn
@@ -58,28 +57,6 @@ class ForgetResult:
         method = self.config.method
         name = f"{'mt' if method.optimizer == 'mean_teacher' else 'adamw'}-{method.loss}-{method.divergence}"
         return {"name": name, "seed": self.config.seed, "out": str(self.out)} | values
-
-
-@dataclass(slots=True)
-class _Probes:
-    """What is measured: by the stop rule during the run, and afterwards on passages the rule never used."""
-
-    start: Benchmark
-    """Before the first step: what the stop rule measures, and what it compares with."""
-    stop: Benchmark
-    """At every evaluation."""
-    final: Benchmark
-    """Before and after the run."""
-
-    def names(self) -> list[str]:
-        """The metrics that a stop rule can use."""
-        stop = self.stop
-        parts = {
-            "verbmem_f": stop.verbatim_forget,
-            "knowmem_f": stop.knowledge_forget,
-            "knowmem_r": stop.knowledge_retain,
-        }
-        return [*(name for name, items in parts.items() if items), "nll_general", "degenerate"]
 
 
 def run_forget(
@@ -205,7 +182,7 @@ def _forget(
     say(f"forget:  {tokens.summary()}")
     say(f"general: {general.summary()}")
 
-    probes = _cut_probes(tokenizer, documents, holdout, heldout, config, max_tokens)
+    probes = run_probes(tokenizer, documents, holdout, heldout, config, max_tokens)
     if config.stop.metric:
         parse_rule(config.stop.metric, probes.names())  # a wrong rule is refused before any work
     parameters = trainable_parameters(model, config.trainable)
@@ -233,7 +210,7 @@ def _forget(
         say(f"step {step}: " + ", ".join(f"{name} {value:.4g}" for name, value in scores.items()))
         return scores
 
-    folder = _Folder(out, resume, {} if shared is None else shared)
+    folder = RunFolder(out, resume, {} if shared is None else shared)
     before = folder.remember("before", lambda: dict(evaluate(model, tokenizer, probes.start, **options)))
     say("before: " + ", ".join(f"{name} {value:.4g}" for name, value in before.items()))
     reference_stop = reference_final = None
@@ -349,66 +326,6 @@ def _read_all(config: ForgetConfig) -> tuple[Documents, Documents, Documents | N
     return documents, general, holdout
 
 
-def _cut_probes(
-    tokenizer: Any,
-    documents: Documents,
-    holdout: Documents | None,
-    heldout: Documents,
-    config: ForgetConfig,
-    max_tokens: int,
-) -> _Probes:
-    """Benchmarks for the stop rule and for the final report, on different documents where there are several."""
-    from unteach.corpora import micro
-    from unteach.corpora.own import cut_probes, own_benchmark, read_questions, split_probes
-
-    if config.model.startswith("micro:") and config.documents == "micro:forget" and not config.questions:
-        stop = _cheap(micro.load_benchmark("stop"), config)  # the embedded benchmark has its own halves
-        return _Probes(start=stop, stop=_without_holdout(stop), final=micro.load_benchmark("measure"))
-    never_seen = holdout or heldout
-    lengths = sorted(len(ids) for ids in tokenizer(documents.texts[:200])["input_ids"])
-    typical = min(max_tokens, lengths[len(lengths) // 2])
-    prompt, expected = max(4, min(128, typical // 3)), max(4, min(64, typical // 2))
-    sizes = {"prompt_tokens": prompt, "expected_tokens": expected, "chunk_tokens": max_tokens, "seed": config.seed}
-    questions = read_questions(Path(config.questions)) if config.questions else ()
-    whole = own_benchmark(
-        tokenizer,
-        documents.texts,
-        holdout_documents=never_seen.texts,
-        forget_questions=questions,
-        general_texts=heldout.texts,
-        count=2 * config.probes,
-        name=documents.name,
-        **sizes,  # type: ignore[arg-type]
-    )
-    stop_probes, final_probes = split_probes(whole.verbatim_forget, config.seed)
-    unseen: tuple[Probe, ...] = cut_probes(never_seen.texts, tokenizer, count=config.probes, **sizes)  # type: ignore[arg-type]
-    stop = _cheap(dataclasses.replace(whole, verbatim_forget=stop_probes, verbatim_holdout=unseen), config)
-    final = dataclasses.replace(whole, verbatim_forget=final_probes)
-    return _Probes(start=stop, stop=_without_holdout(stop), final=final)
-
-
-def _cheap(benchmark: Benchmark, config: ForgetConfig) -> Benchmark:
-    """What a stop rule needs: recital of forget and never-seen passages, general text, and questions if it asks."""
-    asks = "knowmem" in (config.stop.metric or "")
-    return dataclasses.replace(
-        benchmark,
-        name=f"{benchmark.name}, stop rule",
-        verbatim_forget=benchmark.verbatim_forget[: config.probes],
-        verbatim_holdout=benchmark.verbatim_holdout[: config.probes],
-        general_texts=benchmark.general_texts[: config.probes],
-        membership_forget=(),
-        membership_retain=(),
-        membership_holdout=(),
-        multiple_choice=(),
-        knowledge_forget=benchmark.knowledge_forget if asks else (),
-        knowledge_retain=benchmark.knowledge_retain if asks else (),
-    )
-
-
-def _without_holdout(benchmark: Benchmark) -> Benchmark:
-    return dataclasses.replace(benchmark, verbatim_holdout=())
-
-
 def _stop_rule(
     config: ForgetConfig, before: Mapping[str, float], reference: Mapping[str, float] | None
 ) -> StopRule | None:
@@ -417,69 +334,6 @@ def _stop_rule(
     if reference is not None:
         return StopRule("verbmem_f", "<=", reference["verbmem_f"], "the reference model's")
     return StopRule("verbmem_f", "<=", before["verbmem_holdout"], "never-seen documents before the run")
-
-
-class _Folder:
-    """The run folder, or a temporary one where no run folder is wanted."""
-
-    def __init__(self, out: Path | None, resume: bool, shared: dict[str, Any]) -> None:
-        import tempfile
-
-        self.shared = shared
-
-        self._temporary = tempfile.TemporaryDirectory() if out is None and is_first_rank() else None
-        self.path = from_first_rank(Path(self._temporary.name) if self._temporary else Path(str(out)))
-        self.resume = resume
-        if is_first_rank():
-            self.path.mkdir(parents=True, exist_ok=True)
-
-    def write_json(self, name: str, content: Any) -> None:
-        if not is_first_rank():
-            return
-        partial = self.path / f"{name}.part"
-        partial.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(json.dumps(content, indent=1, ensure_ascii=False), encoding="utf-8")
-        os.replace(partial, self.path / name)
-
-    def remember(self, name: str, compute: Callable[[], dict[str, float]]) -> dict[str, float]:
-        """Scores that the stop rule compares with: computed once, read back when a run is resumed."""
-        file = self.path / "checkpoints" / f"{name}.json"
-        if self.resume and file.exists():
-            return json.loads(file.read_text(encoding="utf-8"))
-        if f"stop {name}" not in self.shared:
-            self.shared[f"stop {name}"] = from_first_rank(compute())
-        self.write_json(f"checkpoints/{name}.json", self.shared[f"stop {name}"])
-        return self.shared[f"stop {name}"]
-
-    def scores(self, name: str, compute: Callable[[], Any], config: ForgetConfig, step: int | None) -> Any:
-        """Scores of the final benchmark, written to ``evaluations/`` and read back when a run is resumed."""
-        from unteach.evaluation.scores import Scores
-
-        file = self.path / "evaluations" / f"{name}.json"
-        if self.resume and file.exists():
-            return Scores.from_dict(json.loads(file.read_text(encoding="utf-8")))
-        if not step and f"final {name}" in self.shared:
-            scores = self.shared[f"final {name}"]
-        else:
-            model = config.reference if step is None else config.model
-            scores = from_first_rank(compute())
-            scores = scores.replace(step=step, seed=config.seed, model=model, name=name if step is None else "")
-        if not step:
-            self.shared[f"final {name}"] = scores
-        if is_first_rank():
-            scores.write(file)
-        return scores
-
-    def write_config(self, config: ForgetConfig) -> None:
-        if not is_first_rank():
-            return
-        partial = self.path / "config.yaml.part"
-        partial.write_text(to_yaml(config), encoding="utf-8")
-        os.replace(partial, self.path / "config.yaml")
-
-    def clean_up(self) -> None:
-        if self._temporary:
-            self._temporary.cleanup()
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from torch import Tensor
 from unteach.distributed import share_out
 from unteach.evaluation.inference import Advance, accepted_arguments, evaluating, in_batches
 from unteach.models import context_length
+from unteach.passes import precision_of_pass
 
 _LOGITS = {"cuda": 2**29, "cpu": 2**27}
 """Most logits held at once, by kind of device: 2 GiB in fp32 on a GPU, half a GiB on a CPU."""
@@ -29,7 +30,8 @@ def token_logprobs(
     """log p(token | tokens before it) for every token but the first of each sequence.
 
     Sequences are sorted by length and padded on the right, where a causal model cannot see the padding. A
-    sequence longer than `positions` is read in pieces through the key-value cache.
+    sequence longer than `positions` is read in pieces through the key-value cache. On a GPU float32 weights are
+    multiplied in TF32 (10 bits): a thousandth of a nat per token, far below every interval, and several times faster.
 
     Args:
         model: a Hugging Face causal language model. Its mode (train or eval) is the same afterwards.
@@ -73,7 +75,7 @@ def token_logprobs(
         in_batches(list(map(len, items)), run, batch_size=batch_size, batch_tokens=most, advance=advance)
         return results
 
-    with evaluating(model):
+    with evaluating(model), precision_of_pass("tf32" if kind == "cuda" else "fp32", model.device):
         results = share_out(model, sequences, work)
     for index, values in enumerate(results):
         if np.isnan(values).any():

@@ -140,9 +140,12 @@ def _forget_config(arguments: list[str]) -> ForgetConfig:
 def _plan(arguments: list[str]) -> None:
     _help(arguments, "plan", ForgetConfig, flatten=("method",))
     as_json, arguments = _take_switch(arguments, "--json")
+    ranks, arguments = _take_value(arguments, "--ranks")
+    if ranks is not None and not (ranks.isdecimal() and int(ranks) > 0):
+        raise InputError(f"ranks is {ranks!r}: it must be a positive number of processes")
     from unteach.plan import plan
 
-    planned = plan(_forget_config(arguments))
+    planned = plan(_forget_config(arguments), ranks=int(ranks) if ranks else None)
     _show(planned.to_dict(), as_json, planned.lines())
 
 
@@ -218,7 +221,7 @@ COMMANDS = {
     "plan": Command(
         _plan,
         "Say what a forget run would need in memory, disk and steps, before anything is loaded.",
-        "unteach plan MODEL --documents DIR [flags of forget]",
+        "unteach plan MODEL --documents DIR [flags of forget] [--ranks N]",
         ("unteach plan micro:target --documents micro:forget",),
     ),
     "evaluate": Command(
@@ -273,6 +276,8 @@ def _help(arguments: list[str], name: str, kind: type, flatten: Sequence[str] = 
                 "\n  --dry-run\n        Only say what the run would need, as unteach plan does."
                 "\n  --json\n        Print the result as one JSON object on stdout and nothing else there."
             )
+        if name == "plan":
+            text += "\n  --ranks N\n        Plan for so many processes under torchrun; memory is then that of each."
         print(text)
         raise SystemExit(DONE)
 

@@ -85,6 +85,8 @@ class Plan:
     """Per step, at most."""
     advice: str
     """What to change where the memory does not suffice."""
+    ranks: int = 1
+    """Processes that share the run; memory is that of each."""
 
     @property
     def fits(self) -> bool:
@@ -114,10 +116,16 @@ class Plan:
 
     def lines(self) -> list[str]:
         """The plan for people."""
-        shown = [f"{self.model} on {self.device}: {self.parameters:,} parameters, {self.trainable:,} of them trained"]
+        shared = f", {self.ranks} ranks" if self.ranks > 1 else ""
+        shown = [
+            f"{self.model} on {self.device}{shared}: {self.parameters:,} parameters, {self.trainable:,} of them trained"
+        ]
         width = max(map(len, self.memory.parts))
         shown += [f"  {part:<{width}}  {_size(size):>10}" for part, size in self.memory.parts.items() if size]
-        shown.append(f"memory: {_size(self.memory.needed)} at most, {self.memory.peak}; {_free(self.available)}")
+        each_rank = " of each rank" if self.ranks > 1 else ""
+        shown.append(
+            f"memory{each_rank}: {_size(self.memory.needed)} at most, {self.memory.peak}; {_free(self.available)}"
+        )
         if self.host_needed:
             shown.append(f"main memory: {_size(self.host_needed)} at most, {_free(self.host_available)}")
         shown.append(f"disk: {_size(self.disk_needed)} at most, {_free(self.disk_available)} at {self.out!r}")
@@ -135,16 +143,25 @@ class Plan:
         return values | {"memory": memory, "fits": self.fits, "problems": self.problems()}
 
 
-def plan(config: ForgetConfig) -> Plan:
+def plan(config: ForgetConfig, ranks: int | None = None) -> Plan:
     """What a run with these settings needs, without loading anything.
+
+    Args:
+        config: Settings.
+        ranks: How many processes share the run, on this machine unless ``torchrun`` says otherwise; None: as many as
+            ``torchrun`` has started, else one.
 
     Raises:
         InputError: A model that the settings name cannot be used.
     """
     device = config.resolved_device()
-    run = _Run(config, device)
+    ranks = ranks or int(os.environ.get("WORLD_SIZE", "1"))
+    here = min(ranks, int(os.environ.get("LOCAL_WORLD_SIZE", ranks)))
+    run = _Run(config, device, ranks)
     memory, available = run.memory(config), _device_memory(device)
-    host_needed = 0 if device.type == "cpu" else max(FLOAT * run.most_parameters, memory.checkpoint)
+    if available is not None and device.type == "cpu":
+        available //= here
+    host_needed = 0 if device.type == "cpu" else max(here * FLOAT * run.most_parameters, memory.checkpoint)
     forget_length, general_length = run.lengths(config)
     return Plan(
         model=config.model,
@@ -162,13 +179,15 @@ def plan(config: ForgetConfig) -> Plan:
         forget_tokens=config.batch * forget_length,
         general_tokens=config.general_batch * general_length,
         advice=_advice(config, run, available) if _over(memory.needed, available) else "",
+        ranks=ranks,
     )
 
 
 class _Run:
     """The models of a run, without weights, and the memory that settings need with them."""
 
-    def __init__(self, config: ForgetConfig, device: torch.device) -> None:
+    def __init__(self, config: ForgetConfig, device: torch.device, ranks: int) -> None:
+        self.ranks = ranks
         names = {"model": config.model, "reference": config.reference, "incompetent": config.incompetent}
         self.folders: dict[str, Path] = {}
         problems: list[str] = []
@@ -205,9 +224,10 @@ class _Run:
     def _memory_of(self, config: ForgetConfig, method: Method) -> Memory:
         student, adamw = self.student(config), method.optimizer == "adamw"
         forget_length, general_length = self.lengths(config)
-        forget_rows = min(config.micro_batch or config.batch, config.batch)
+        batch, general_batch = (-(-rows // self.ranks) for rows in (config.batch, config.general_batch))
+        forget_rows = min(config.micro_batch or batch, batch)
         together = config.micro_batch and max(1, config.micro_batch * forget_length // general_length)
-        general_rows = min(together or config.general_batch, config.general_batch)
+        general_rows = min(together or general_batch, general_batch)
         general = student.student_pass(general_rows, general_length, config.precision.divergence, method.divergence)
         reading = student.reading(general_rows, general_length, config.precision.divergence)
         base = self.others.get("incompetent") if method.loss == "it" else None
@@ -215,39 +235,44 @@ class _Run:
         forget = student.student_pass(forget_rows, forget_length, config.precision.forget, to_base, base_width)
         base_reading = base.reading(forget_rows, forget_length, config.precision.forget) if base else 0
 
-        trained = FLOAT * student.trainable
-        outputs = FLOAT * student.width * config.general_batch * (general_length - 1)
+        trained, largest = FLOAT * student.trainable // self.ranks, student.largest // self.ranks
+        gathered = FLOAT * student.gathered if self.ranks > 1 else 0
+        outputs = FLOAT * student.width * general_batch * (general_length - 1)
         if student.head_is_trained:
             outputs += FLOAT * student.width * student.vocabulary
-        exchange = min(trained, FLOAT * (BUCKET_ELEMENTS + student.largest))
+        exchange = min(trained, FLOAT * (BUCKET_ELEMENTS + largest))
         stepping = exchange
         if adamw:  # on a GPU, AdamW takes the square roots of all second moments at once
-            stepping = trained if self.device.type == "cuda" else 2 * FLOAT * student.largest
+            stepping = trained if self.device.type == "cuda" else 2 * FLOAT * largest
+        divided = {option: 1 if option == "incompetent" else self.ranks for option in self.others}
         standing = {
-            "weights": FLOAT * student.parameters,
-            **{f"{option} model's weights": FLOAT * other.parameters for option, other in self.others.items()},
+            "weights": FLOAT * student.parameters // self.ranks,
+            **{f"{name} model's weights": FLOAT * m.parameters // divided[name] for name, m in self.others.items()},
             "teacher": trained,
             "momentum": 2 * trained if adamw else trained,
         }
         passing = {
             "student's copy while the teacher reads": trained if adamw else 0,
             "gradients": trained,
+            "gathered weights and gradients": gathered,
             "teacher's outputs": outputs,
             "activations": max(forget.activations, general.activations),
             "vocabulary head": max(forget.head, general.head),
             "optimizer step": stepping,
             "evaluation": _evaluation_bytes(config, student, self.device),
         }
-        checkpoint = (4 if adamw else 3) * trained
+        checkpoint = (4 if adamw else 3) * FLOAT * student.trainable
         moments = {  # beside what stands
-            "while the teacher reads": outputs + (trained + reading if adamw else max(reading, exchange)),
-            "while the student reads forget text": trained + outputs + forget.peak + base_reading,
-            "while the student reads general text": trained + outputs + general.peak,
+            "while the teacher reads": outputs + gathered + (trained + reading if adamw else max(reading, exchange)),
+            "while the student reads forget text": trained + outputs + gathered + forget.peak + base_reading,
+            "while the student reads general text": trained + outputs + gathered + general.peak,
             "in the optimizer step": trained + outputs + stepping,
-            "in an evaluation": trained + passing["evaluation"],
+            "in an evaluation": trained + gathered + passing["evaluation"],
         }
-        if self.device.type == "cpu":
-            moments["on going back to a checkpoint"] = trained + checkpoint
+        if self.device.type == "cpu" or self.ranks > 1:
+            moments["on going back to a checkpoint"] = trained + checkpoint // self.ranks
+        if self.device.type == "cpu" and self.ranks > 1:
+            moments["while the model is loaded"] = FLOAT * student.parameters
         fixed, share = ALLOWANCE.get(self.device.type, ALLOWANCE["cpu"])
         allowed = {moment: fixed + round(share * size) for moment, size in moments.items()}
         stands = sum(standing.values())

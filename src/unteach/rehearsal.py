@@ -131,6 +131,18 @@ class Rehearsal:
         self._head_bytes = functools.cache(self._rehearse_head)
 
     @property
+    def gathered(self) -> int:
+        """Numbers that a rank holds of sharded weights while it computes: all outside the blocks, and two blocks.
+
+        The weights of two blocks (one computes while the next arrives) and their gradients (one is computed while the
+        last is sent), the weights outside the blocks, and their gradients where they are trained.
+        """
+        block = sum(parameter.numel() for parameter in decoder_layers(self.model)[0].parameters())
+        inside = {id(parameter) for parameter in decoder_layers(self.model).parameters()}
+        outside = [parameter for parameter in self.model.parameters() if id(parameter) not in inside]
+        return 4 * block + sum(parameter.numel() * (2 if parameter.requires_grad else 1) for parameter in outside)
+
+    @property
     def width(self) -> int:
         """D, the width of the last hidden states."""
         return self._head().weight.shape[1]

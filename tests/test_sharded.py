@@ -15,8 +15,10 @@ from safetensors.torch import load_file
 import sharded_worker
 from unteach import distributed
 from unteach.checkpoint import Checkpoints
+from unteach.config import ForgetConfig
 from unteach.documents import read_documents
 from unteach.models import find_folder
+from unteach.plan import plan
 
 
 @pytest.fixture(scope="module")
@@ -190,6 +192,16 @@ def test_only_forget_runs_under_torchrun():
     ended = subprocess.run(words, capture_output=True, text=True, timeout=120)
     assert ended.returncode != 0
     assert ended.stderr.count("unteach: plan runs on one process") == 1
+
+
+def test_a_plan_for_several_ranks_is_that_of_each():
+    alone, each = (plan(ForgetConfig(model="micro:target", device="cpu"), ranks=ranks) for ranks in (1, 2))
+    halved = ("weights", "teacher", "momentum", "gradients", "teacher's outputs")
+    assert [each.memory.parts[part] for part in halved] == [alone.memory.parts[part] // 2 for part in halved]
+    gathered = "gathered weights and gradients"
+    assert alone.memory.parts[gathered] == 0 < each.memory.parts[gathered] <= 2 * alone.memory.parts["weights"]
+    assert each.memory.checkpoint == alone.memory.checkpoint
+    assert "memory of each rank" in "".join(each.lines())
 
 
 def test_parts_of_a_batch_on_one_rank_are_its_micro_batches():

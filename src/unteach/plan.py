@@ -116,16 +116,13 @@ class Plan:
 
     def lines(self) -> list[str]:
         """The plan for people."""
-        shared = f", {self.ranks} ranks" if self.ranks > 1 else ""
-        shown = [
-            f"{self.model} on {self.device}{shared}: {self.parameters:,} parameters, {self.trainable:,} of them trained"
-        ]
+        where, memory = self.device, "memory"
+        if self.ranks > 1:
+            where, memory = f"{self.device}, {self.ranks} ranks", "memory of each rank"
+        shown = [f"{self.model} on {where}: {self.parameters:,} parameters, {self.trainable:,} of them trained"]
         width = max(map(len, self.memory.parts))
         shown += [f"  {part:<{width}}  {_size(size):>10}" for part, size in self.memory.parts.items() if size]
-        each_rank = " of each rank" if self.ranks > 1 else ""
-        shown.append(
-            f"memory{each_rank}: {_size(self.memory.needed)} at most, {self.memory.peak}; {_free(self.available)}"
-        )
+        shown.append(f"{memory}: {_size(self.memory.needed)} at most, {self.memory.peak}; {_free(self.available)}")
         if self.host_needed:
             shown.append(f"main memory: {_size(self.host_needed)} at most, {_free(self.host_available)}")
         shown.append(f"disk: {_size(self.disk_needed)} at most, {_free(self.disk_available)} at {self.out!r}")
@@ -314,7 +311,8 @@ def _disk(config: ForgetConfig, run: _Run, checkpoint: int) -> int:
         share = run.student(config).trainable / max(1, sum(numbers for numbers, _ in stored))
         size += round(FLOAT * run.student(config).trainable - min(1.0, share) * size)
     needed = size + min(config.keep_checkpoints + 2, config.max_steps + 1) * checkpoint + SMALL_FILES
-    there = sum(file.stat().st_size for file in Path(config.out, "checkpoints").glob("*.pt")) if config.out else 0
+    files = Path(config.out, "checkpoints").rglob("*") if config.out else ()
+    there = sum(file.stat().st_size for file in files if file.is_file())
     return max(0, needed - there)  # a resumed run has some already
 
 

@@ -190,6 +190,10 @@ def test_every_experiment_runs_on_the_embedded_benchmark(tmp_path, capsys):
         assert len(result["figures"]) == {"losses": 2, "sequential": 2, "tradeoff": 6}.get(name, 0)
     shown = capsys.readouterr()
     assert measured(shown.err).count("adamw-npo-kl, seed 0") == 1  # methods' cell serves the others too
+    recovered = json.loads((tmp_path / "results/micro/recovery-adamw-npo-kl-seed-0.json").read_text())
+    unlearned = json.loads((tmp_path / "results/micro/adamw-npo-kl-seed-0.json").read_text())
+    assert recovered["before"]["metrics"] == unlearned["metrics"]  # the same steps give the same model
+    assert recovered["metrics"] != unlearned["metrics"]
     requests = json.loads((tmp_path / "results/micro/sequential-adamw-npo-kl-seed-0.json").read_text())["requests"]
     assert [request["request"] for request in requests] == [0, 1, 2, 3, 4]
     assert requests[4]["metrics"]["nll_general"] != requests[0]["metrics"]["nll_general"]

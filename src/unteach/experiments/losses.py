@@ -15,7 +15,7 @@ from typing import Any
 
 from unteach.config import ForgetConfig, Method, checked
 from unteach.errors import InputError
-from unteach.experiments.cells import Cell, by_name, mean_and_std, result_table
+from unteach.experiments.cells import Book, Cell, by_name, mean_and_std, result_table
 from unteach.experiments.setups import NEVER, Setup
 from unteach.report.plots import curve_figure
 from unteach.report.style import Figure, look
@@ -31,7 +31,7 @@ ESCAPED = ("ll", "npo")
 class LossesSettings:
     """What this experiment adds to the benchmark's settings."""
 
-    steps: int = 80
+    steps: int = 60
     """Of every run, those of AdamW included."""
     escape_epochs: int = 2
     """Passes of AdamW over the forget documents."""
@@ -39,7 +39,7 @@ class LossesSettings:
     """AdamW's learning rate there, as a share of the baseline's."""
 
 
-def cells(setup: Setup, seeds: Sequence[int]) -> list[Cell]:
+def cells(setup: Setup, seeds: Sequence[int], book: Book) -> list[Cell]:
     """Every loss with every seed, then the losses after AdamW."""
     problems: list[str] = []
     settings = checked(LossesSettings, dict(setup.settings.get("losses") or {}), "losses.", problems)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from unteach.experiments.cells import Cell, by_name, mean_and_std, result_table
+from unteach.experiments.cells import Book, Cell, by_name, mean_and_std, result_table
 from unteach.experiments.setups import Setup, star_stop
 from unteach.report.metrics import BESIDE, MAIN
 from unteach.report.style import Figure
@@ -64,7 +64,7 @@ def rows(setup: Setup) -> list[str]:
     return names
 
 
-def cells(setup: Setup, seeds: Sequence[int]) -> list[Cell]:
+def cells(setup: Setup, seeds: Sequence[int], book: Book) -> list[Cell]:
     """All cells; target and retrained, where no seed matters, once."""
     found = []
     for name in rows(setup):

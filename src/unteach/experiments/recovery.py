@@ -1,5 +1,6 @@
 """The recovery table: finetune unlearned models on unrelated instructions, all metrics before and after.
 
+Each run of ``methods`` is made again, with as many steps as it took (its cell is measured first where it is missing).
 The retrained model is finetuned the same way, as a control: what it gains it cannot have remembered.
 """
 
@@ -18,8 +19,8 @@ from unteach.config import checked
 from unteach.data import Documents, ForgetBatches, tokenise
 from unteach.errors import InputError
 from unteach.experiments import methods
-from unteach.experiments.cells import Cell, by_name, result_table
-from unteach.experiments.setups import Setup, star_stop
+from unteach.experiments.cells import Book, Cell, by_name, result_table
+from unteach.experiments.setups import NEVER, Setup
 from unteach.models import context_length, load_model, load_tokenizer
 from unteach.passes import hidden_states, precision_of_pass
 from unteach.report.metrics import BESIDE, MAIN
@@ -76,7 +77,7 @@ def finetune(model: Any, tokenizer: Any, texts: Sequence[str], settings: Recover
     return losses
 
 
-def cells(setup: Setup, seeds: Sequence[int]) -> list[Cell]:
+def cells(setup: Setup, seeds: Sequence[int], book: Book) -> list[Cell]:
     """Each unlearned model and, as a control, the retrained one."""
     if setup.instruct is None:
         raise InputError("instruct is missing: name a file of instructions with the columns instruction and output")
@@ -89,10 +90,10 @@ def cells(setup: Setup, seeds: Sequence[int]) -> list[Cell]:
     starred = UNLEARNED[0] in available
     names = [n for n in UNLEARNED if n in available and not (starred and n == "mt-nlul-qkl")]
     controls = ["retrained"] if setup.config.reference else []
-    return [_cell(setup, settings, name, seed) for name in [*names, *controls] for seed in seeds]
+    return [_cell(setup, settings, name, seed, book) for name in [*names, *controls] for seed in seeds]
 
 
-def _cell(setup: Setup, settings: RecoverySettings, name: str, seed: int) -> Cell:
+def _cell(setup: Setup, settings: RecoverySettings, name: str, seed: int, book: Book) -> Cell:
     unlearned = methods.cell(setup, name, seed)
     texts = Documents("instructions", list(setup.instruct or ()))
     fixed = {"from": dict(unlearned.settings), "recovery": dataclasses.asdict(settings), "instruct": texts.sha256[:16]}
@@ -103,10 +104,16 @@ def _cell(setup: Setup, settings: RecoverySettings, name: str, seed: int) -> Cel
             before: dict[str, Any] = setup.kept(setup.measure(model, seed))
         else:
             with tempfile.TemporaryDirectory() as folder:
-                changes: dict[str, Any] = {"out": str(Path(folder) / "run")}
-                if name.endswith(methods.STAR):
-                    changes |= {"stop": star_stop(setup, seed), "questions": setup.questions}
-                result, before = setup.forget(setup.configured(name.removesuffix(methods.STAR), seed, **changes))
+                steps = book.get(unlearned)["steps"]
+                config = setup.configured(
+                    name.removesuffix(methods.STAR),
+                    seed,
+                    out=str(Path(folder) / "run"),
+                    stop=dataclasses.replace(setup.config.stop, metric=NEVER, utility_floor=1e9),
+                    max_steps=steps,
+                    evaluate_every=steps,
+                )
+                result, before = setup.forget(config)
             model = result.model
         losses = finetune(model, load_tokenizer(setup.config.model), texts.texts, settings, seed)
         after = setup.kept(setup.measure(model, seed))

@@ -113,8 +113,7 @@ def _run_cells(options: ReproduceOptions, seeds: list[int], work: Path) -> dict[
     setup = build(options, work, _indented)
     folder = options.out / options.benchmark
     book = Book(folder, say, fresh=options.fresh)
-    cells = module.cells(setup, seeds, book) if options.name == "sequential" else module.cells(setup, seeds)
-    cells = _chosen(cells, options.only)
+    cells = _chosen(module.cells(setup, seeds, book), options.only)
     if options.list or options.name == "tradeoff":
         say(book.states(cells))
     else:

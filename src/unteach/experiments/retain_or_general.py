@@ -9,7 +9,7 @@ from typing import Any
 
 from unteach.errors import InputError
 from unteach.experiments import methods
-from unteach.experiments.cells import Cell
+from unteach.experiments.cells import Book, Cell
 from unteach.experiments.setups import Setup
 from unteach.report.style import Figure
 
@@ -18,7 +18,7 @@ __all__ = ["cells", "figures", "table"]
 BASELINES = ("adamw-npo-kl", "adamw-ll-kl")
 
 
-def cells(setup: Setup, seeds: Sequence[int]) -> list[Cell]:
+def cells(setup: Setup, seeds: Sequence[int], book: Book) -> list[Cell]:
     """Each baseline on general text (the cell of ``methods``) and on the retain split."""
     if setup.retain is None:
         raise InputError("data has no retain split: this experiment needs one")

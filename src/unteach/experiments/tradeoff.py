@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from unteach.experiments import methods
-from unteach.experiments.cells import Cell, by_name, result_table
+from unteach.experiments.cells import Book, Cell, by_name, result_table
 from unteach.experiments.setups import Setup
 from unteach.report import published
 from unteach.report.load import Metric, Result
@@ -24,9 +24,9 @@ __all__ = ["cells", "figures", "table"]
 AGAINST = ("verbmem_f", "knowmem_f", "privleak")
 
 
-def cells(setup: Setup, seeds: Sequence[int]) -> list[Cell]:
+def cells(setup: Setup, seeds: Sequence[int], book: Book) -> list[Cell]:
     """Those of ``methods``."""
-    return methods.cells(setup, seeds)
+    return methods.cells(setup, seeds, book)
 
 
 def figures(setup: Setup, contents: Sequence[dict[str, Any]]) -> list[Figure]:

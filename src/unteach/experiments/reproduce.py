@@ -99,7 +99,7 @@ def run(options: ReproduceOptions) -> dict[str, Any]:
 def _run_cells(options: ReproduceOptions, seeds: list[int], work: Path) -> dict[str, Any]:
     from unteach.experiments import losses, methods, recovery, retain_or_general, sequential, tradeoff
     from unteach.experiments.cells import Book
-    from unteach.experiments.setups import build
+    from unteach.experiments.sources import build
 
     modules: dict[str, Any] = {
         "methods": methods,

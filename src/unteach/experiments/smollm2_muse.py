@@ -166,7 +166,7 @@ def build(model: str, out: Path, data: Path | None, general: str | None, setting
         settings: Settings.
     """
     from unteach.experiments.reproduce import ReproduceOptions
-    from unteach.experiments.setups import read_benchmark
+    from unteach.experiments.sources import read_benchmark
 
     out.mkdir(parents=True, exist_ok=True)
     tokenizer = load_tokenizer(model)

@@ -267,7 +267,7 @@ class _Run:
             "in an evaluation": trained + gathered + passing["evaluation"],
         }
         if self.device.type == "cpu" or self.ranks > 1:
-            moments["on going back to a checkpoint"] = trained + checkpoint // self.ranks
+            moments["on going back to a checkpoint"] = trained if adamw else 2 * trained  # the saved state, twice
         if self.device.type == "cpu" and self.ranks > 1:
             moments["while the model is loaded"] = FLOAT * student.parameters
         fixed, share = ALLOWANCE.get(self.device.type, ALLOWANCE["cpu"])

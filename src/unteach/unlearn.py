@@ -117,11 +117,13 @@ def unlearn(
 
     def restore(step: int | None) -> None:
         nonlocal at, optimizer
+        optimizer.zero_grad()
+        optimizer = make_optimizer(parameters.values(), methods[0])  # the old state goes before the saved one comes
         state = checkpoints.load(step, like=next(iter(parameters.values())))
         at = _Position(**state["position"])
         with torch.no_grad():
             for name, p in parameters.items():
-                p.copy_(state["weights"][name])
+                p.copy_(state["weights"].pop(name))
         optimizer = make_optimizer(parameters.values(), methods[at.phase])
         optimizer.load_state_dict(state["optimizer"])
         if base_log_odds is not None:

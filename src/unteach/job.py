@@ -114,6 +114,9 @@ def forget(
 ) -> ForgetResult:
     """Make a model forget documents, in place.
 
+    In a process group (``unteach.distributed.join()`` under ``torchrun``) all ranks call this together with the same
+    arguments, and ``model`` and ``reference`` are sharded.
+
     Args:
         model: A Hugging Face causal language model in float32; it is changed.
         tokenizer: Its tokenizer.
@@ -345,7 +348,8 @@ def _catching_signals() -> Iterator[Callable[[], bool]]:
         if asked:
             raise KeyboardInterrupt
         asked.append(number)
-        print("stopping after this step; a checkpoint will be written (again: stop now)", file=sys.stderr)
+        if is_first_rank():
+            print("stopping after this step; a checkpoint will be written (again: stop now)", file=sys.stderr)
 
     try:
         previous = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}

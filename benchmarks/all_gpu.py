@@ -25,7 +25,7 @@ PARTS = {  # name: (arguments, seconds)
         200,
     ),
     "precision": (["precision.py"], 80),
-    "scaling": (["scaling.py"], 90),
+    "scaling": (["scaling.py"], 220),
 }
 
 

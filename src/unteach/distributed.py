@@ -7,6 +7,7 @@ function)``. Without a process group every function here does the plain thing, s
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,6 +17,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 __all__ = [
     "any_rank",
@@ -24,11 +26,14 @@ __all__ = [
     "from_first_rank",
     "full_tensor",
     "global_norm",
+    "has_shards",
+    "in_turns",
     "inside",
     "is_first_rank",
     "is_sharded",
     "join",
     "local_part",
+    "mesh_of",
     "parts_of_rank",
     "rank",
     "ranks",
@@ -115,6 +120,20 @@ def from_first_rank(value: T) -> T:
     return shared[0]
 
 
+def in_turns(work: Callable[[], R]) -> R:
+    """Let the processes of each machine do something that needs much memory one after the other."""
+    if ranks() == 1:
+        return work()
+    turns = torch.tensor(int(os.environ.get("LOCAL_WORLD_SIZE", ranks())))
+    dist.all_reduce(turns, dist.ReduceOp.MAX)
+    result: list[R] = []
+    for turn in range(int(turns)):
+        if turn == int(os.environ.get("LOCAL_RANK", rank())):
+            result.append(work())
+        wait_for_all()
+    return result[0]
+
+
 # ---- parts of a batch --------------------------------------------------------------------------------
 
 
@@ -165,7 +184,7 @@ def share_out(model: Any, items: Sequence[T], work: Callable[[Sequence[T]], Sequ
 
 def _in_lock_step(model: Any, work: Callable[[], R]) -> R:
     """Do the work; every pass of the model waits for all ranks to make one, if only for company."""
-    if getattr(model, _ROOT, None) is None:
+    if not has_shards(model):
         return work()
     announcing = model.base_model.register_forward_pre_hook(lambda *_: any_rank(True) and None)
     try:
@@ -197,6 +216,12 @@ class _Root(nn.Module):
             return function()
 
 
+@functools.cache
+def mesh_of(kind: str) -> DeviceMesh:
+    """All ranks' devices of a kind, ``cuda`` or ``cpu``; the first time, all ranks must ask for it."""
+    return init_device_mesh(kind, (ranks(),))
+
+
 def shard(model: Any, kind: str = "cpu", half: torch.dtype | None = None) -> None:
     """Divide a model's weights between the ranks of the process group, in place.
 
@@ -210,12 +235,11 @@ def shard(model: Any, kind: str = "cpu", half: torch.dtype | None = None) -> Non
             compute in it: evaluations then do too. The weights themselves, the root's and all gradients stay as they
             are.
     """
-    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
     from unteach.models import decoder_layers
 
-    mesh = init_device_mesh(kind, (ranks(),))
+    mesh = mesh_of(kind)
     policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=model.dtype, cast_forward_inputs=False)
     for layer in decoder_layers(model):
         fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
@@ -226,6 +250,11 @@ def shard(model: Any, kind: str = "cpu", half: torch.dtype | None = None) -> Non
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
     model.__dict__[_ROOT] = root  # not as a submodule: the root contains the model
+
+
+def has_shards(model: Any) -> bool:
+    """Whether the model was given to ``shard``."""
+    return getattr(model, _ROOT, None) is not None
 
 
 def inside(model: Any, function: Callable[..., R], *arguments: Any, keep: bool = False) -> R:

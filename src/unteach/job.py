@@ -19,7 +19,18 @@ from unteach.card import model_card
 from unteach.checkpoint import Checkpoints
 from unteach.config import ForgetConfig, from_yaml
 from unteach.data import EMBEDDED_GENERAL, Documents, ForgetBatches, GeneralText, read_documents, tokenise
-from unteach.distributed import from_first_rank, full_tensor, is_first_rank, join, ranks, shard, wait_for_all
+from unteach.distributed import (
+    from_first_rank,
+    full_tensor,
+    has_shards,
+    in_turns,
+    is_first_rank,
+    join,
+    mesh_of,
+    ranks,
+    shard,
+    wait_for_all,
+)
 from unteach.errors import InputError
 from unteach.models import context_length, load_model, rounding_loss, save_model, trainable_parameters
 from unteach.probes import run_probes
@@ -91,10 +102,9 @@ def run_forget(
             f"out is {config.out!r}, which exists and is not empty: name a new folder, or --resume {config.out}"
         )
     documents, general, holdout = _read_all(config)
+    model, tokenizer = _load(config.model, config)
+    reference = _load(config.reference, config)[0] if config.reference else None
     device = config.resolved_device()
-    at_first = device if ranks() == 1 else "cpu"  # sharded weights go to their devices a layer at a time
-    model, tokenizer = load_model(config.model, device=at_first)
-    reference = load_model(config.reference, device=at_first)[0] if config.reference else None
     incompetent = load_model(config.incompetent, device=device)[0] if config.incompetent else None
     return _forget(
         model, tokenizer, documents, general, holdout, config, out, reference, incompetent, resume, say, shared
@@ -188,13 +198,9 @@ def _forget(
     probes = run_probes(tokenizer, documents, holdout, heldout, config, max_tokens)
     if config.stop.metric:
         parse_rule(config.stop.metric, probes.names())  # a wrong rule is refused before any work
-    parameters = trainable_parameters(model, config.trainable)
-    if ranks() > 1:
-        kind, half = config.resolved_device().type, _half_of_all_passes(config)
-        shard(model, kind, half)
-        parameters = {name: value for name, value in model.named_parameters() if name in parameters}
-        if reference is not None:
-            shard(reference, kind, half)
+    parameters = _prepared(model, config)
+    if reference is not None and ranks() > 1:
+        _prepared(reference, config)
     if config.method.alpha is None or config.method.lr is None:  # measured anew only at the start of a run
         measured = measure(model, list(parameters.values()), forget_batches, general, config)
         method = calibrated(config.method, measured, config.wished_steps)
@@ -297,6 +303,29 @@ def _save(model: Any, parameters: Mapping[str, Any], tokenizer: Any, config: For
         line = f"model saved to {out}; {rounding.summary()}"
     wait_for_all()
     return line
+
+
+def _load(name: str, config: ForgetConfig) -> tuple[Any, Any]:
+    """Load a model and its tokenizer; for several ranks in turns, so that main memory holds one whole model at once."""
+    device = config.resolved_device()
+    if ranks() == 1:
+        return load_model(name, device=device)
+    mesh_of(device.type)
+
+    def load_and_shard() -> tuple[Any, Any]:
+        model, tokenizer = load_model(name, device="cpu")
+        _prepared(model, config)
+        return model, tokenizer
+
+    return in_turns(load_and_shard)
+
+
+def _prepared(model: Any, config: ForgetConfig) -> dict[str, torch.nn.Parameter]:
+    """Choose the trainable weights, freeze the others, and on several ranks divide all between them."""
+    if ranks() > 1 and not has_shards(model):
+        trainable_parameters(model, config.trainable)
+        shard(model, config.resolved_device().type, _half_of_all_passes(config))
+    return trainable_parameters(model, config.trainable)
 
 
 def _half_of_all_passes(config: ForgetConfig) -> torch.dtype | None:

@@ -158,7 +158,7 @@ def plan(config: ForgetConfig, ranks: int | None = None) -> Plan:
     memory, available = run.memory(config), _device_memory(device)
     if available is not None and device.type == "cpu":
         available //= here
-    host_needed = 0 if device.type == "cpu" else max(here * FLOAT * run.most_parameters, memory.checkpoint)
+    host_needed = 0 if device.type == "cpu" else max(FLOAT * run.most_parameters, memory.checkpoint)
     forget_length, general_length = run.lengths(config)
     return Plan(
         model=config.model,

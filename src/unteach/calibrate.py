@@ -18,26 +18,41 @@ loss is: those of LL and NPO vanish at the start and would say nothing.
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from unteach.config import ForgetConfig, Method
 from unteach.data import ForgetBatches, GeneralText
-from unteach.distributed import global_norm, inside, local_part, parts_of_rank, sum_over_ranks
-from unteach.passes import forget_term, general_term, hidden_states, in_micro_batches, precision_of_pass
+from unteach.distributed import global_norm, inside, local_part, parts_of_rank, ranks, sum_over_ranks
+from unteach.passes import (
+    SCALE_STEP,
+    computing,
+    forget_term,
+    general_term,
+    hidden_states,
+    in_micro_batches,
+    loss_scale,
+    resolved_precision,
+    unscale_gradients,
+)
 from unteach.vocab_head import Head
 
-__all__ = ["Measured", "calibrated", "measure"]
+__all__ = ["Measured", "calibrated", "measure", "noise_warning", "rounding_noise"]
 
+R = TypeVar("R")
 TEACHER_MEMORY = 5.0
 DAMPING_SHARE, EFFECTIVE_DAMPING = 0.1, 2.0
 DISTANCE_SHARE = 0.25
 ADAMW_LR, ADAMW_ALPHA = 1e-5, 0.05
 SMALLEST_DIVERGENCE = 1e-4
 """The step along g is made long enough for this much divergence, far above rounding."""
+NOISE_SAMPLE = 4
+"""Sequences of each kind on which rounding is measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,18 +90,8 @@ def measure(
 
     The model is left as it was, bit for bit.
     """
-    device = parameters[0].device
-    numbers = forget.numbers(0, 2 * config.batch)
-    total = sum(len(forget.sequences[n]) - 1 for n in numbers)
-    loss_value = 0.0
-    for p in parameters:
-        p.grad = None
-    with precision_of_pass(config.precision.forget, device):
-        for part, weight in parts_of_rank(numbers, lambda x: in_micro_batches(x, config.micro_batch or config.batch)):
-            loss, _, tokens = inside(model, forget_term, [forget.sequences[n] for n in part], Method())
-            (weight * tokens / total * loss).backward()
-            loss_value += weight * tokens / total * float(loss.detach())
-    loss_value = sum_over_ranks([loss_value])[0]
+    sequences = [forget.sequences[n] for n in forget.numbers(0, 2 * config.batch)]
+    loss_value = _forget_gradient(model, parameters, sequences, config)
     gradients = [p.grad for p in parameters]
     for p in parameters:
         p.grad = None
@@ -101,20 +106,132 @@ def measure(
 
     values = [local_part(p.detach()) for p in parameters]
     parts = parts_of_rank(general.batch(0, config.general_batch), lambda x: in_micro_batches(x, config.micro_batch))
-    with torch.no_grad(), precision_of_pass(config.precision.divergence, device):
-        hidden = [inside(model, hidden_states, part)[0] for part, _ in parts]
-        head = inside(model, lambda model: Head.of(model).detached())
+    with torch.no_grad():
+        with computing(model, config.precision.divergence):
+            hidden = [inside(model, hidden_states, part)[0] for part, _ in parts]
+            head = inside(model, lambda model: Head.of(model).detached())
         start = [value.clone() for value in values]
         step = 0.01 * loss_value / norm
         while True:
             torch._foreach_add_(values, direction, alpha=-step / norm)
             terms = []
-            for (chunks, weight), teacher in zip(parts, hidden, strict=True):
-                term, tokens = inside(model, general_term, chunks, "kl", teacher, head)
-                terms.append((weight * tokens * float(term), weight * tokens))
+            with computing(model, config.precision.divergence):
+                for (chunks, weight), teacher in zip(parts, hidden, strict=True):
+                    term, tokens = inside(model, general_term, chunks, "kl", teacher, head)
+                    terms.append((weight * tokens * float(term), weight * tokens))
             torch._foreach_copy_(values, start)
             summed, counted = sum_over_ranks([sum(column) for column in zip(*terms, strict=True)])
             divergence = summed / counted
             if divergence >= SMALLEST_DIVERGENCE or step >= 0.3 * loss_value / norm:
                 return Measured(loss_value, norm, max(2 * divergence / step**2, 1e-12))
             step *= 2
+
+
+def noise_warning(
+    model: Any, parameters: list[Tensor], forget: ForgetBatches, general: GeneralText, config: ForgetConfig
+) -> str | None:
+    """A line for people where rounding would hide the first steps' signal, see ``rounding_noise``; else None.
+
+    In fp32, and for sharded weights, nothing is measured. Every number of the config's methods must be given.
+    """
+    chosen = resolved_precision(config.precision.divergence, parameters[0].device)
+    if chosen == "fp32" or ranks() > 1:
+        return None
+    noise, signal = rounding_noise(model, parameters, forget, general, config)
+    if noise <= signal:
+        return None
+    return (
+        f"warning: precision.divergence is {chosen}, whose rounding changes the gradient by {noise:.2g} where the "
+        f"signal of the first steps is {signal:.2g}: set it to {'fp16 or fp32' if chosen == 'bf16' else 'fp32'}"
+    )
+
+
+def rounding_noise(
+    model: Any, parameters: list[Tensor], forget: ForgetBatches, general: GeneralText, config: ForgetConfig
+) -> tuple[float, float]:
+    """How much rounding changes the divergence's gradient in the first steps, and the signal that it adds to.
+
+    Student and teacher are the same network but for the first steps' way, which is taken along the forget gradient g:
+    1/(1-μ) steps of the mean teacher, one of AdamW. There the gradient is computed in the run's precision and in fp32.
+    The model is left as it was, bit for bit.
+
+    Returns:
+        ``noise`` ‖∇D computed - ∇D in fp32‖ and ``signal`` α‖g‖, g that of NLUL, both on a few sequences.
+    """
+    method, precision = (*config.phases, config.method)[0], config.precision.divergence
+    sample = min(NOISE_SAMPLE, config.micro_batch or NOISE_SAMPLE)
+    sequences = [forget.sequences[n] for n in forget.numbers(0, min(sample, config.batch))]
+    chunks = general.batch(0, min(sample, config.general_batch))
+    _forget_gradient(model, parameters, sequences, config)
+    norm = global_norm([p.grad for p in parameters if p.grad is not None])
+    signal = (method.alpha or 1.0) * norm
+
+    def teacher_hidden(name: str) -> Tensor:
+        with torch.no_grad(), computing(model, name):
+            return hidden_states(model, chunks)[0]
+
+    def backward(name: str, teacher: Tensor, scale: float = 1.0) -> None:
+        with computing(model, name):
+            (scale * general_term(model, chunks, method.divergence, teacher, head)[0]).backward()
+
+    chosen, exact, head = teacher_hidden(precision), teacher_hidden("fp32"), Head.of(model).detached()
+    start = [p.detach().clone() for p in parameters]
+    way = _first_way(method, signal, sum(p.numel() for p in parameters))
+    with torch.no_grad():
+        for p in parameters:
+            if p.grad is not None and norm:
+                p.sub_(p.grad, alpha=way / norm)
+    try:
+        tokens = sum(len(chunk) - 1 for chunk in chunks)
+        _with_loss_scale(parameters, precision, tokens, lambda scale: backward(precision, chosen, scale))
+        for p in parameters:
+            if p.grad is not None:
+                p.grad.neg_()
+        backward("fp32", exact)  # adds to what is there: the difference
+        return global_norm([p.grad for p in parameters if p.grad is not None]), signal
+    finally:
+        with torch.no_grad():
+            torch._foreach_copy_(parameters, start)
+        for p in parameters:
+            p.grad = None
+
+
+def _first_way(method: Method, signal: float, count: int) -> float:
+    """Length of the first steps' way, for a gradient of norm ``signal`` and ``count`` weights."""
+    lr = method.lr or ADAMW_LR
+    if method.optimizer == "adamw":  # moves each weight by lr
+        return lr * math.sqrt(count) * (0.1 if method.warmup else 1.0)
+    clipped = signal if method.clip is None else min(signal, method.clip)
+    return lr * clipped / (1 - method.momentum)
+
+
+def _forget_gradient(model: Any, parameters: list[Tensor], sequences: list[list[int]], config: ForgetConfig) -> float:
+    """NLUL of sequences, its gradient left in ``.grad``."""
+    total = sum(len(sequence) - 1 for sequence in sequences)
+
+    def backward(scale: float) -> float:
+        value = 0.0
+        with computing(model, config.precision.forget):
+            size = config.micro_batch or config.batch
+            for part, weight in parts_of_rank(sequences, lambda x: in_micro_batches(x, size)):
+                loss, _, tokens = inside(model, forget_term, part, Method())
+                share = weight * tokens / total
+                (scale * share * loss).backward()
+                value += share * float(loss.detach())
+        return value
+
+    return sum_over_ranks([_with_loss_scale(parameters, config.precision.forget, total, backward)])[0]
+
+
+def _with_loss_scale(parameters: list[Tensor], precision: str, tokens: int, backward: Callable[[float], R]) -> R:
+    """Call ``backward`` with a loss scale, lowered until the gradients are finite; ``.grad`` holds them, unscaled."""
+    scale = loss_scale(tokens, precision, device=parameters[0].device)
+    while True:
+        for p in parameters:
+            p.grad = None
+        result = backward(scale)
+        unscale_gradients(parameters, scale)
+        found = [p.grad for p in parameters if p.grad is not None]
+        if scale <= 1 or math.isfinite(global_norm(found)):
+            return result
+        scale = max(1.0, scale / SCALE_STEP)

@@ -107,9 +107,9 @@ class Precision:
     """Compute precision of each pass. Weights, teacher and momentum are always float32."""
 
     forget: PassPrecision = "auto"
-    """The student on forget text. auto: fp32 on CPU, tf32 on GPU."""
+    """The student on forget text. auto: fp16 on a CUDA GPU, else fp32."""
     divergence: PassPrecision = "auto"
-    """Student and teacher on general text: two nearly equal networks, whose difference bf16 hides."""
+    """Student and teacher on general text: two nearly equal networks, whose difference bf16 hides. auto: as above."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

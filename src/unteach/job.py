@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from unteach.calibrate import calibrated, measure
+from unteach.calibrate import calibrated, measure, noise_warning
 from unteach.card import model_card
 from unteach.checkpoint import Checkpoints
 from unteach.config import ForgetConfig, from_yaml
@@ -33,6 +33,7 @@ from unteach.distributed import (
 )
 from unteach.errors import InputError
 from unteach.models import context_length, load_model, rounding_loss, save_model, trainable_parameters
+from unteach.passes import HALF, resolved_precision
 from unteach.probes import run_probes
 from unteach.run_folder import RunFolder
 from unteach.stopping import StopRule, parse_rule
@@ -211,6 +212,9 @@ def _forget(
             f"{measured.curvature:.3g}; so alpha {method.alpha:.3g}, lr {method.lr:.3g}"
             + (f", teacher rate {method.teacher_rate:.3g}, damping {method.damping:.3g}" if method.teacher_rate else "")
         )
+    noise = None if resume else noise_warning(model, list(parameters.values()), forget_batches, general, config)
+    if noise:
+        say(noise)
 
     options: dict[str, Any] = {"seed": config.seed, "progress": None if is_first_rank() else False}
 
@@ -330,9 +334,8 @@ def _prepared(model: Any, config: ForgetConfig) -> dict[str, torch.nn.Parameter]
 
 def _half_of_all_passes(config: ForgetConfig) -> torch.dtype | None:
     """The half precision in which every pass of a run computes, if there is one and norms, kept exact, stay frozen."""
-    halves = {"fp16": torch.float16, "bf16": torch.bfloat16}
-    same = config.precision.forget == config.precision.divergence and config.trainable == "blocks"
-    return halves.get(config.precision.forget) if same else None
+    passes = {resolved_precision(name, config.resolved_device()) for name in dataclasses.astuple(config.precision)}
+    return HALF.get(passes.pop()) if len(passes) == 1 and config.trainable == "blocks" else None
 
 
 def _read_all(config: ForgetConfig) -> tuple[Documents, Documents, Documents | None]:

@@ -28,6 +28,7 @@ __all__ = [
     "in_micro_batches",
     "loss_scale",
     "precision_of_pass",
+    "resolved_precision",
     "unscale_gradients",
 ]
 
@@ -199,13 +200,16 @@ def unscale_gradients(parameters: Iterable[Tensor], scale: float) -> None:
 
 
 def resolved_precision(name: str, device: torch.device) -> str:
-    """What ``auto`` stands for on a device: fp32 on CPU, tf32 elsewhere."""
-    return name if name != "auto" else "fp32" if device.type == "cpu" else "tf32"
+    """What ``auto`` stands for on a device: fp16 on CUDA, whose rounding is that of tf32 at twice the speed, else fp32.
+
+    ``docs/scaling.md`` has the measurement.
+    """
+    return name if name != "auto" else "fp16" if device.type == "cuda" else "fp32"
 
 
 @contextmanager
 def precision_of_pass(name: str, device: torch.device) -> Iterator[None]:
-    """Compute in a precision: fp32, tf32, fp16, bf16, or auto (fp32 on CPU, tf32 elsewhere), by autocast if half.
+    """Compute in a precision: fp32, tf32, fp16, bf16, or auto (see ``resolved_precision``), by autocast if half.
 
     Sums of float16 products are never rounded to float16 on the way.
     """

@@ -22,6 +22,7 @@ from unteach.errors import InputError
 from unteach.mean_teacher import BUCKET_ELEMENTS
 from unteach.model_folder import check_folder, find_folder, stored_tensors
 from unteach.models import context_length
+from unteach.passes import resolved_precision
 from unteach.rehearsal import FLOAT, Rehearsal
 
 __all__ = ["Memory", "Plan", "plan"]
@@ -225,12 +226,14 @@ class _Run:
         forget_rows = min(config.micro_batch or batch, batch)
         together = config.micro_batch and max(1, config.micro_batch * forget_length // general_length)
         general_rows = min(together or general_batch, general_batch)
-        general = student.student_pass(general_rows, general_length, config.precision.divergence, method.divergence)
-        reading = student.reading(general_rows, general_length, config.precision.divergence)
+        in_forget = resolved_precision(config.precision.forget, self.device)
+        in_general = resolved_precision(config.precision.divergence, self.device)
+        general = student.student_pass(general_rows, general_length, in_general, method.divergence)
+        reading = student.reading(general_rows, general_length, in_general)
         base = self.others.get("incompetent") if method.loss == "it" else None
         to_base, base_width = ("kl", base.width) if base else (None, None)
-        forget = student.student_pass(forget_rows, forget_length, config.precision.forget, to_base, base_width)
-        base_reading = base.reading(forget_rows, forget_length, config.precision.forget) if base else 0
+        forget = student.student_pass(forget_rows, forget_length, in_forget, to_base, base_width)
+        base_reading = base.reading(forget_rows, forget_length, in_forget) if base else 0
 
         trained, largest = FLOAT * student.trainable // self.ranks, student.largest // self.ranks
         gathered = FLOAT * student.gathered if self.ranks > 1 else 0

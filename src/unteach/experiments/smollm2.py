@@ -155,7 +155,7 @@ def finetune(model: Any, tokenizer: Any, learn: list[str], general: list[str], u
         optimizer.param_groups[0]["lr"] = settings.lr * min(1.0, (step + 1) / settings.warmup)
         optimizer.zero_grad()
         nll = []
-        with precision_of_pass("auto", device):
+        with precision_of_pass("tf32" if device.type == "cuda" else "fp32", device):
             for batch in (
                 batches.batch(step, len(batches.sequences)),
                 text.batch(step, settings.general_batch),

@@ -30,7 +30,8 @@ from unteach.evaluation.scoring import token_logprobs
 from unteach.losses import LOSSES
 from unteach.models import trainable_parameters
 from unteach.optimizers import make_optimizer
-from unteach.unlearn import Interrupted, _BaseLogOdds, train_step, unlearn
+from unteach.passes import InitialLogOdds
+from unteach.unlearn import Interrupted, train_step, unlearn
 
 VOCABULARY, STEPS, RANKS = 96, 2, 2
 METHODS = {
@@ -108,7 +109,7 @@ def run_steps(case, **settings):
     """Rows of metrics, and the displacement, of a few steps."""
     model, parameters, forget, config, start = make(**case, **({"batch": 3, "general_batch": 3} | settings))
     optimizer = make_optimizer(parameters.values(), config.method)
-    base = _BaseLogOdds(model, forget, [config.method], config) if config.method.loss == "npo" else None
+    base = InitialLogOdds(model, forget.sequences, config) if config.method.loss == "npo" else None
     other = small_llama(False, case["dtype"], seed=5, width=16) if config.method.loss == "it" else None
     rows = []
     for step in range(STEPS):

@@ -15,9 +15,9 @@ from unteach.data import ForgetBatches, GeneralText
 from unteach.losses import LOSSES
 from unteach.models import trainable_parameters
 from unteach.optimizers import AnchoredAdamW, make_optimizer
-from unteach.passes import forget_term, general_term, hidden_states
+from unteach.passes import InitialLogOdds, forget_term, general_term, hidden_states
 from unteach.stopping import StopRule, parse_rule
-from unteach.unlearn import Interrupted, _BaseLogOdds, train_step, unlearn
+from unteach.unlearn import Interrupted, train_step, unlearn
 from unteach.vocab_head import Head
 
 FORGET = [f"{s} It was the {n}th time in {1900 + n}." for n, s in enumerate(SENTENCES * 3)]
@@ -138,7 +138,7 @@ def test_unlearning_raises_the_nll_of_the_forget_text(tmp_path):
 
 def test_npo_base_is_the_model_before_the_run():
     model, _, forget, _, config = make()
-    base = _BaseLogOdds(model, forget, [], config)
+    base = InitialLogOdds(model, forget.sequences, config)
     hidden, labels, _ = hidden_states(model, [forget.sequences[3], forget.sequences[1]])
     expected = unteach.vocab_head.token_log_odds(hidden, labels, Head.of(model))
     torch.testing.assert_close(base.of([3, 1], torch.device("cpu")), expected.detach(), rtol=1e-5, atol=1e-5)

@@ -31,6 +31,8 @@ from unteach.data import ForgetBatches, GeneralText
 from unteach.distributed import global_norm, inside, local_part, parts_of_rank, ranks, sum_over_ranks
 from unteach.passes import (
     SCALE_STEP,
+    InitialLogOdds,
+    chosen_tokens,
     computing,
     forget_term,
     general_term,
@@ -207,14 +209,18 @@ def _first_way(method: Method, signal: float, count: int) -> float:
 
 def _forget_gradient(model: Any, parameters: list[Tensor], sequences: list[list[int]], config: ForgetConfig) -> float:
     """NLUL of sequences, its gradient left in ``.grad``."""
-    total = sum(len(sequence) - 1 for sequence in sequences)
+    share_of_tokens = config.method.token_share
+    total = sum(chosen_tokens(len(sequence) - 1, share_of_tokens) for sequence in sequences)
+    initial = InitialLogOdds(model, sequences, config) if share_of_tokens < 1 else None
 
     def backward(scale: float) -> float:
         value = 0.0
         with computing(model, config.precision.forget):
             size = config.micro_batch or config.batch
-            for part, weight in parts_of_rank(sequences, lambda x: in_micro_batches(x, size)):
-                loss, _, tokens = inside(model, forget_term, part, Method())
+            for numbers, weight in parts_of_rank(range(len(sequences)), lambda x: in_micro_batches(x, size)):
+                chosen = initial and initial.least_sure(numbers, share_of_tokens, parameters[0].device)
+                part = [sequences[n] for n in numbers]
+                loss, _, tokens = inside(model, forget_term, part, Method(), None, chosen)
                 share = weight * tokens / total
                 (scale * share * loss).backward()
                 value += share * float(loss.detach())

@@ -37,6 +37,8 @@ class Method:
     """Forget loss: ll, npo, it or nlul."""
     divergence: str = "kl"
     """Divergence to the teacher on general text: kl, kl_reverse, qkl or qkl_frozen."""
+    token_share: float = 1.0
+    """The forget loss looks at this share of a document's tokens: those the model was least sure of. 1: all of them."""
     alpha: float | None = None
     """α, the weight of the forget loss. None: measured."""
     lr: float | None = None
@@ -87,6 +89,8 @@ class Method:
             value = getattr(self, name)
             if value is not None and not 0 <= value < float("inf"):
                 wrong.append(f"{where}{name} is {value}: it must be zero or positive")
+        if not 0 < self.token_share <= 1:
+            wrong.append(f"{where}token_share is {self.token_share}: it must be above 0 and at most 1")
         if not 0 <= self.momentum < 1:
             wrong.append(f"{where}momentum is {self.momentum}: it must be at least 0 and below 1")
         if not all(0 <= beta < 1 for beta in self.betas):

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unteach.config import Method
+from unteach.config import ForgetConfig, Method
 from unteach.data import pad
-from unteach.distributed import local_part, ranks
+from unteach.distributed import local_part, ranks, share_out
 from unteach.divergences import DIVERGENCES
 from unteach.half_weights import half_weights
 from unteach.losses import LOSSES, forget_loss
@@ -20,7 +20,9 @@ from unteach.models import decoder_layers
 from unteach.vocab_head import Head, fused_rows, mean_divergence, token_log_odds
 
 __all__ = [
+    "InitialLogOdds",
     "by_length",
+    "chosen_tokens",
     "computing",
     "forget_term",
     "general_term",
@@ -63,15 +65,16 @@ def hidden_states(model: Any, sequences: Sequence[Sequence[int]]) -> tuple[Tenso
 
 
 def forget_term(
-    model: Any, sequences: Sequence[Sequence[int]], method: Method, base: Any = None
+    model: Any, sequences: Sequence[Sequence[int]], method: Method, base: Any = None, chosen: Tensor | None = None
 ) -> tuple[Tensor, Tensor, int]:
-    """Forget loss of a micro-batch, its mean NLL, and its number of tokens.
+    """Forget loss of a micro-batch, its mean NLL over all tokens, and the number of tokens that the loss is a mean of.
 
     Args:
         model: The student.
         sequences: Token ids.
         method: Loss and its hyper-parameters.
         base: ``npo``: the log-odds before unlearning [N] of the same tokens. ``it``: the incompetent model.
+        chosen: Which of the N tokens the loss looks at [N], see ``InitialLogOdds.least_sure``; None: all.
     """
     hidden, labels, mask = hidden_states(model, sequences)
     log_odds = token_log_odds(hidden, labels, Head.of(model))
@@ -79,8 +82,10 @@ def forget_term(
     if not LOSSES[method.loss].log_odds_only:
         with torch.no_grad():
             base_hidden = hidden_states(base, sequences)[0]
+        if chosen is not None:
+            hidden, base_hidden = hidden[chosen], base_hidden[chosen]
         rows = DIVERGENCES["kl"].rows  # it: KL(student ‖ incompetent teacher)
-        return mean_divergence(rows, hidden, Head.of(model), base_hidden, Head.of(base)), nll, len(labels)
+        return mean_divergence(rows, hidden, Head.of(model), base_hidden, Head.of(base)), nll, len(hidden)
 
     def two_words(z: Tensor) -> Tensor:  # LL, NPO and NLUL see only log-odds: those of a vocabulary of two words
         logits = z.new_zeros(*mask.shape, 2)
@@ -89,11 +94,46 @@ def forget_term(
 
     extra = {"base_logits": two_words(base)} if LOSSES[method.loss].needs_base else {}
     zeros = torch.zeros_like(mask, dtype=torch.int64)
-    return (
-        forget_loss(method.loss, two_words(log_odds), zeros, mask, **extra, **method.loss_options()),
-        nll,
-        len(labels),
-    )
+    seen = mask if chosen is None else mask.masked_scatter(mask, chosen)
+    loss = forget_loss(method.loss, two_words(log_odds), zeros, seen, **extra, **method.loss_options())
+    return loss, nll, len(labels) if chosen is None else int(chosen.sum())
+
+
+class InitialLogOdds:
+    """Log-odds of every forget token before unlearning, computed once, so that no third model is kept in memory.
+
+    NPO compares with them, and they say at which tokens the model was least sure.
+    """
+
+    def __init__(self, model: Any, sequences: Sequence[Sequence[int]], config: ForgetConfig) -> None:
+        def read(part_of_rank: Sequence[Sequence[int]]) -> list[Tensor]:
+            values: list[Tensor] = []
+            for part in in_micro_batches(part_of_rank, config.micro_batch or config.batch):
+                hidden, labels, mask = hidden_states(model, part)
+                log_odds = token_log_odds(hidden, labels, Head.of(model)).cpu()
+                values += log_odds.split(mask.sum(1).tolist())
+            return values
+
+        with torch.no_grad(), computing(model, config.precision.forget):
+            self.values: list[Tensor] = share_out(model, sequences, read)
+
+    def of(self, numbers: Sequence[int], device: torch.device) -> Tensor:
+        """The log-odds [N] of the tokens of these sequences, in order."""
+        return torch.cat([self.values[n] for n in numbers]).to(device)
+
+    def least_sure(self, numbers: Sequence[int], share: float, device: torch.device) -> Tensor:
+        """Which tokens [N] of these sequences are among that share of their sequence with the lowest log-odds."""
+        chosen = []
+        for n in numbers:
+            values = self.values[n]
+            lowest = values.argsort(stable=True)[: chosen_tokens(len(values), share)]
+            chosen.append(torch.zeros_like(values, dtype=torch.bool).index_fill(0, lowest, True))
+        return torch.cat(chosen).to(device)
+
+
+def chosen_tokens(tokens: int, share: float) -> int:
+    """How many of a sequence's predicted tokens the forget loss looks at: at least one."""
+    return max(1, round(share * tokens))
 
 
 def general_term(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,22 +13,23 @@ from torch import Tensor
 from unteach.checkpoint import Checkpoints
 from unteach.config import ForgetConfig, Method
 from unteach.data import ForgetBatches, GeneralText
-from unteach.distributed import any_rank, inside, parts_of_rank, share_out, sum_over_ranks
+from unteach.distributed import any_rank, inside, parts_of_rank, sum_over_ranks
 from unteach.mean_teacher import MeanTeacher
 from unteach.optimizers import AnchoredAdamW, make_optimizer
 from unteach.passes import (
     SCALE_STEP,
+    InitialLogOdds,
     by_length,
+    chosen_tokens,
     computing,
     forget_term,
     general_term,
     hidden_states,
-    in_micro_batches,
     loss_scale,
     unscale_gradients,
 )
 from unteach.stopping import StopRule, utility_problem
-from unteach.vocab_head import Head, token_log_odds
+from unteach.vocab_head import Head
 
 __all__ = ["Interrupted", "Outcome", "unlearn"]
 
@@ -102,7 +103,8 @@ def unlearn(
     """
     methods = [*config.phases, config.method]
     at, optimizer = _Position(interval=config.evaluate_every), make_optimizer(parameters.values(), methods[0])
-    base_log_odds = _BaseLogOdds(model, forget, methods, config) if any(m.loss == "npo" for m in methods) else None
+    needed = any(m.loss == "npo" or m.token_share < 1 for m in methods)
+    initial = InitialLogOdds(model, forget.sequences, config) if needed else None
 
     def save() -> None:
         weights = {name: p.detach() for name, p in parameters.items()}
@@ -111,8 +113,8 @@ def unlearn(
             "weights": weights,
             "optimizer": optimizer.state_dict(),
         }
-        if base_log_odds is not None:
-            state["base_log_odds"] = base_log_odds.values
+        if initial is not None:
+            state["initial_log_odds"] = initial.values
         checkpoints.save(at.step, state, protect=at.anchor)
 
     def restore(step: int | None) -> None:
@@ -126,8 +128,8 @@ def unlearn(
                 p.copy_(state["weights"].pop(name))
         optimizer = make_optimizer(parameters.values(), methods[at.phase])
         optimizer.load_state_dict(state["optimizer"])
-        if base_log_odds is not None:
-            base_log_odds.values = state["base_log_odds"]
+        if initial is not None:
+            initial.values = state["initial_log_odds"]
         rewind(at.step)
 
     if resume:
@@ -141,7 +143,7 @@ def unlearn(
             at.phase, optimizer = phase, make_optimizer(parameters.values(), methods[phase])  # θ' = θ again
         numbers = forget.numbers(at.step, config.batch)
         row = train_step(
-            model, optimizer, forget, numbers, general, methods[phase], config, at.step, base_log_odds, incompetent
+            model, optimizer, forget, numbers, general, methods[phase], config, at.step, initial, incompetent
         )
         at.step += 1
         at.seconds += time.perf_counter() - started
@@ -183,7 +185,7 @@ def train_step(
     method: Method,
     config: ForgetConfig,
     step: int,
-    base_log_odds: _BaseLogOdds | None = None,
+    initial: InitialLogOdds | None = None,
     incompetent: Any = None,
 ) -> dict[str, Any]:
     """One step of the paper's Algorithm 2: gradient of αL + D over micro-batches, then ``optimizer.step()``.
@@ -200,7 +202,9 @@ def train_step(
     general_parts = parts_of_rank(
         general_batch, lambda x: by_length(x, [len(sequence) for sequence in x], config.micro_batch, longest)
     )
+    share_of_tokens = 1.0 if initial is None else method.token_share
     forget_tokens = sum(len(forget.sequences[n]) - 1 for n in numbers)
+    chosen_total = sum(chosen_tokens(len(forget.sequences[n]) - 1, share_of_tokens) for n in numbers)
     general_tokens = sum(len(sequence) - 1 for sequence in general_batch)
     alpha = 1.0 if method.alpha is None else method.alpha
 
@@ -216,12 +220,13 @@ def train_step(
         with computing(model, precision.forget, compiled=config.compile):
             for part, weight in forget_parts:
                 sequences = [forget.sequences[n] for n in part]
-                base = incompetent if base_log_odds is None or method.loss != "npo" else base_log_odds.of(part, device)
-                loss, nll, tokens = inside(model, forget_term, sequences, method, base)
-                share = weight * tokens / forget_tokens
+                base = incompetent if initial is None or method.loss != "npo" else initial.of(part, device)
+                chosen = initial.least_sure(part, share_of_tokens, device) if initial and share_of_tokens < 1 else None
+                loss, nll, tokens = inside(model, forget_term, sequences, method, base, chosen)
+                share = weight * tokens / chosen_total
                 (scale * alpha * share * loss).backward()
                 terms["forget_loss"].append((share, loss.detach()))
-                terms["nll_forget"].append((share, nll))
+                terms["nll_forget"].append((weight * sum(len(x) - 1 for x in sequences) / forget_tokens, nll))
 
         # 3. The student reads the general text: D.
         with computing(model, precision.divergence, compiled=config.compile):
@@ -256,29 +261,6 @@ def train_step(
 def _read_as_teacher(model: Any, parts: Sequence[Sequence[Sequence[int]]]) -> tuple[list[Tensor], Head]:
     """Last hidden states of each micro-batch, and the head."""
     return [hidden_states(model, part)[0] for part in parts], Head.of(model).detached()
-
-
-@dataclass
-class _BaseLogOdds:
-    """Log-odds of every forget token before unlearning, computed once: NPO needs no third model in memory."""
-
-    values: list[Tensor] = field(default_factory=list)
-
-    def __init__(self, model: Any, forget: ForgetBatches, methods: Sequence[Method], config: ForgetConfig) -> None:
-        def read(sequences: Sequence[Sequence[int]]) -> list[Tensor]:
-            values: list[Tensor] = []
-            for part in in_micro_batches(sequences, config.micro_batch or config.batch):
-                hidden, labels, mask = hidden_states(model, part)
-                log_odds = token_log_odds(hidden, labels, Head.of(model)).cpu()
-                values += log_odds.split(mask.sum(1).tolist())
-            return values
-
-        with torch.no_grad(), computing(model, config.precision.forget):
-            self.values = share_out(model, forget.sequences, read)
-
-    def of(self, numbers: Sequence[int], device: torch.device) -> Tensor:
-        """The log-odds [N] of the tokens of these sequences, in order."""
-        return torch.cat([self.values[n] for n in numbers]).to(device)
 
 
 def _phase(methods: Sequence[Method], step: int) -> int:

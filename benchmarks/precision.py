@@ -165,17 +165,26 @@ def plot(results, image):
 
     with open(results, encoding="utf-8") as file:
         found = [r for r in map(json.loads, file) if r["benchmark"] == "precision"]
-    figure, panels = plt.subplots(1, len(found), figsize=(4.2 * len(found), 3.6), sharey=True, squeeze=False)
+    size = (3.9 * len(found), 3.7)
+    figure, panels = plt.subplots(1, len(found), figsize=size, sharey=True, squeeze=False, layout="constrained")
+    colours = {"fp32": "#4d4d4d", "tf32": "#1b9e77", "fp16": "#7570b3", "bf16": "#d95f02"}
+    marks = {"fp32": "o", "tf32": "s", "fp16": "^", "bf16": "D"}
     for panel, result in zip(panels[0], found, strict=True):
         rows = [row for row in result["rows"] if row["pass"] == "divergence"]
-        for precision in dict.fromkeys(row["precision"] for row in rows):
+        exact = rows[0]["exact"]
+        for precision in dict.fromkeys(row["precision"] for row in rows if row["precision"] != exact):
             points = [(r["distance"], r["gradient error"]) for r in rows if r["precision"] == precision]
-            panel.loglog(*zip(*points, strict=True), marker="o", label=precision)
-        panel.axhline(1, color="grey", linewidth=0.8, linestyle=":")
-        panel.set(title=result["model"], xlabel="distance of student and teacher ‖θ - θ′‖")
-    panels[0][0].set_ylabel("error of the divergence's gradient, relative")
-    panels[0][-1].legend()
-    figure.tight_layout()
+            panel.loglog(*zip(*points, strict=True), marks[precision] + "-", color=colours[precision], label=precision)
+        panel.axhline(1, color="black", linewidth=0.9, linestyle=":")
+        kind = "trained" if result["model"].startswith("micro") else "random weights"
+        panel.set_title(f"{result['model']}, {kind}\n(against {exact})", fontsize=10)
+        panel.set_xlabel("distance ‖θ - θ′‖ of student and teacher")
+        panel.grid(alpha=0.25)
+    panels[0][0].set_ylabel("relative error of ∇D")
+    panels[0][0].text(
+        0.97, 1.25, "error = gradient", ha="right", fontsize=8, transform=panels[0][0].get_yaxis_transform()
+    )
+    panels[0][0].legend(frameon=False, loc="lower left")
     figure.savefig(image, dpi=130)
 
 

@@ -1,6 +1,7 @@
 """A whole mean-teacher step against the plain way to write it, side by side in one run.
 
-python benchmarks/step.py [--shape 1.1B] [--ways plain fp16 fp16+compile] [--micro-batch 8] [--tiny] [--json FILE]
+python benchmarks/step.py [--shape 1.1B] [--ways plain fp16 fp16+compile] [--micro-batch 20] [--tiny] [--json FILE]
+python benchmarks/step.py --plot RESULTS.jsonl docs/images/speed.png
 
 Random weights of the named shape, forget 40 × 1024 and general 40 × 512 tokens, NLUL and KL, `trainable: blocks`.
 The plain way: fp32 weights with TF32 products, full logits, the teacher as a second module, clip_grad_norm_,
@@ -15,6 +16,7 @@ os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
 
 import copy
 import gc
+import json
 import statistics
 import time
 import traceback
@@ -194,6 +196,42 @@ def measure(way, options, ceiling):
     return row | {f"{name} s": parts.get(name, 0.0) for name in ("teacher", "forget", "general", "optimizer", "rest")}
 
 
+def plot(results, image):
+    """Where the time of a step goes, one panel a shape and one bar a way, from recorded results."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    with open(results, encoding="utf-8") as file:
+        found = [r for r in map(json.loads, file) if r["benchmark"] == "step"]
+    names = ["teacher", "forget", "general", "optimizer", "rest"]
+    labels = ["teacher reads", "forget text", "general text", "optimizer", "exchange, unscaling"]
+    colours = ["#8da0cb", "#fc8d62", "#66c2a5", "#4d4d4d", "#b3b3b3"]
+    heights = [len(r["rows"]) + 0.9 for r in found]
+    figure, panels = plt.subplots(
+        len(found), 1, figsize=(8.2, 0.62 * sum(heights)), squeeze=False, height_ratios=heights, layout="constrained"
+    )
+    for panel, result in zip(panels[:, 0], found, strict=True):
+        ways = [row["way"] for row in result["rows"]]
+        left = [0.0] * len(ways)
+        for name, label, colour in zip(names, labels, colours, strict=True):
+            lengths = [row[f"{name} s"] for row in result["rows"]]
+            panel.barh(ways, lengths, left=left, color=colour, label=label, height=0.62)
+            left = [a + b for a, b in zip(left, lengths, strict=True)]
+        for place, (end, row) in enumerate(zip(left, result["rows"], strict=True)):
+            text = f"  {row['s/step']:.2f} s, {row['% of ceiling']:.0f} % of the matmul ceiling"
+            panel.text(end, place, text, va="center", fontsize=9)
+        panel.invert_yaxis()
+        panel.set_xlim(0, 1.45 * max(left))
+        panel.set_title(f"{result['shape']} shape", loc="left", fontsize=10)
+        panel.spines[["top", "right"]].set_visible(False)
+    panels[-1, 0].set_xlabel("seconds of a step: forget 40 × 1024 + general 40 × 512 tokens, one H200")
+    handles, shown_labels = panels[0, 0].get_legend_handles_labels()
+    figure.legend(handles, shown_labels, loc="outside upper center", ncols=5, frameon=False, fontsize=9)
+    figure.savefig(image, dpi=130)
+
+
 def main():
     arguments = parser(__doc__)
     arguments.add_argument("--shape", default="1.1B")
@@ -204,7 +242,10 @@ def main():
     arguments.add_argument("--forget-tokens", type=int, default=1024)
     arguments.add_argument("--general-tokens", type=int, default=512)
     arguments.add_argument("--repeats", type=int, default=5)
+    arguments.add_argument("--plot", nargs=2, metavar=("RESULTS", "IMAGE"))
     options = arguments.parse_args()
+    if options.plot:
+        return plot(*options.plot)
     if options.tiny:
         options.shape, options.batch, options.micro_batch, options.plain_micro_batch = "tiny", 4, 2, 2
         options.forget_tokens, options.general_tokens, options.repeats = 32, 16, 2
@@ -230,6 +271,7 @@ def main():
     shape = f"{options.shape}, forget {options.batch}×{options.forget_tokens} + general {options.batch}×"
     table(rows, f"A step, {shape}{options.general_tokens} tokens, median of {options.repeats}")
     record(options, "step", rows, shape=options.shape, matmul=ceiling.matmul, copy=ceiling.copy)
+    return None
 
 
 if __name__ == "__main__":

@@ -19,9 +19,9 @@ SEQUENCES = [list(range(1, 30)), list(range(5, 20)), list(range(3, 40))]
 CPU = torch.device("cpu")
 
 
-def gradients(model: Any, precision: str, scale: float = 1.0) -> list[torch.Tensor]:
+def gradients(model: Any, precision: str, scale: float = 1.0, checkpointed: bool = False) -> list[torch.Tensor]:
     parameters = list(trainable_parameters(model, "blocks").values())
-    with computing(model, precision):
+    with computing(model, precision, checkpointed=checkpointed):
         for part in (SEQUENCES[:1], SEQUENCES[1:]):  # twice: the second is added to the first
             (scale * 1e-4 * forget_term(model, part, Method(loss="ll"))[0]).backward()
     unscale_gradients(parameters, scale)
@@ -65,6 +65,24 @@ def test_weights_are_rounded_on_entering_and_layers_are_plain_again() -> None:
         linear.weight.copy_(before)
         with computing(model, "fp16"):
             torch.testing.assert_close(hidden_states(model, SEQUENCES)[0], first, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_activations_computed_again_give_the_same_gradients(name: str, precision: str) -> None:
+    model = tiny_model(name)
+    calls = []
+    hook = decoder_layers(model)[1].register_forward_pre_hook(lambda *arguments: calls.append(1))
+    kept = gradients(model, precision, 1024.0)
+    assert len(calls) == 2
+    again = gradients(model, precision, 1024.0, checkpointed=True)
+    assert len(calls) == 6, "each of two passes made a second time"
+    assert all(torch.equal(a, b) for a, b in zip(kept, again, strict=True))
+    with torch.no_grad(), computing(model, precision, checkpointed=True):
+        hidden_states(model, SEQUENCES)
+    assert len(calls) == 7
+    hook.remove()
+    assert all(block._compiled_call_impl is None for block in decoder_layers(model))
 
 
 def test_layers_are_plain_again_after_an_error() -> None:

@@ -173,7 +173,7 @@ def rounding_noise(
             return hidden_states(model, chunks)[0]
 
     def backward(name: str, teacher: Tensor, scale: float = 1.0) -> None:
-        with computing(model, name):
+        with computing(model, name, checkpointed=config.checkpoint_activations):
             (scale * general_term(model, chunks, method.divergence, teacher, head)[0]).backward()
 
     chosen, exact, head = teacher_hidden(precision), teacher_hidden("fp32"), Head.of(model).detached()
@@ -215,7 +215,7 @@ def _forget_gradient(model: Any, parameters: list[Tensor], sequences: list[list[
 
     def backward(scale: float) -> float:
         value = 0.0
-        with computing(model, config.precision.forget):
+        with computing(model, config.precision.forget, checkpointed=config.checkpoint_activations):
             size = config.micro_batch or config.batch
             for numbers, weight in parts_of_rank(range(len(sequences)), lambda x: in_micro_batches(x, size)):
                 chosen = initial and initial.least_sure(numbers, share_of_tokens, parameters[0].device)

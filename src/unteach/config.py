@@ -172,6 +172,9 @@ class ForgetConfig:
     """Compute precision of each pass."""
     compile: bool = False
     """Compile the decoder blocks (torch.compile): faster on a GPU, after a minute or two at the first step."""
+    checkpoint_activations: bool = False
+    """Keep only the inputs of each decoder block for the backward pass and compute the rest again: the same result, a
+    fraction of the activations' memory, a third more time."""
     stop: Stop = field(default_factory=Stop)
     """Stop rules."""
     wished_steps: int = 100

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from unteach.config import ForgetConfig, Method
 from unteach.data import pad
@@ -21,6 +22,7 @@ from unteach.vocab_head import Head, fused_rows, mean_divergence, token_log_odds
 
 __all__ = [
     "InitialLogOdds",
+    "block_calls",
     "by_length",
     "chosen_tokens",
     "computing",
@@ -177,7 +179,7 @@ def by_length(items: Sequence[Any], lengths: Sequence[int], size: int | None, lo
 
 
 @contextmanager
-def computing(model: Any, precision: str, *, compiled: bool = False) -> Iterator[None]:
+def computing(model: Any, precision: str, *, compiled: bool = False, checkpointed: bool = False) -> Iterator[None]:
     """Run passes of a model in a precision; its weights stay in float32.
 
     In half precision the linear layers' weights are rounded on entering, once for all micro-batches, so the weights
@@ -188,6 +190,7 @@ def computing(model: Any, precision: str, *, compiled: bool = False) -> Iterator
         precision: fp32, tf32, fp16, bf16 or auto, see ``precision_of_pass``.
         compiled: Compile every decoder block, and what is done with logits, by ``torch.compile``. Takes a minute at the
             first use.
+        checkpointed: Keep only the blocks' inputs for the backward pass, which must be inside too.
     """
     device = model.get_input_embeddings().weight.device
     precision = resolved_precision(precision, device)
@@ -195,30 +198,45 @@ def computing(model: Any, precision: str, *, compiled: bool = False) -> Iterator
         stack.enter_context(precision_of_pass(precision, device))
         if precision in HALF:
             stack.enter_context(half_weights(model, HALF[precision]))
+        if compiled or checkpointed:
+            stack.enter_context(block_calls(model, compiled=compiled, checkpointed=checkpointed))
         if compiled:
-            stack.enter_context(_compiled_blocks(model))
             stack.enter_context(fused_rows())
         yield
 
 
 @contextmanager
-def _compiled_blocks(model: Any) -> Iterator[None]:
-    """Inside, calls of the decoder blocks run compiled; outside (evaluation, with its growing cache) they do not.
+def block_calls(model: Any, *, compiled: bool, checkpointed: bool) -> Iterator[None]:
+    """Inside, calls of the decoder blocks are compiled, or keep only their inputs for the backward pass, or both.
 
-    All but the first: its input, from embeddings that are not trained, needs no gradient, which would be a compilation
-    of its own for a single block.
+    Outside (evaluation, with its growing cache) they are as before. The first block is not compiled: its input, from
+    embeddings that are not trained, needs no gradient, which would be a compilation of its own for a single block.
     """
-    blocks = decoder_layers(model)[1:]
+    blocks = decoder_layers(model)
     try:
-        for block in blocks:
-            if _COMPILED not in block.__dict__:
-                block.compile()
-                setattr(block, _COMPILED, block._compiled_call_impl)
-            block._compiled_call_impl = getattr(block, _COMPILED)
+        for number, block in enumerate(blocks):
+            call = block._call_impl
+            if compiled and number > 0:
+                if _COMPILED not in block.__dict__:
+                    block.compile()
+                    setattr(block, _COMPILED, block._compiled_call_impl)
+                call = getattr(block, _COMPILED)
+            block._compiled_call_impl = _keeping_inputs(call) if checkpointed else call
         yield
     finally:
         for block in blocks:
             block._compiled_call_impl = None
+
+
+def _keeping_inputs(call: Callable[..., Any]) -> Callable[..., Any]:
+    """The same call, whose backward pass makes it again instead of keeping what it computed on the way."""
+
+    def checkpointed(*arguments: Any, **keywords: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return call(*arguments, **keywords)
+        return checkpoint(call, *arguments, use_reentrant=False, preserve_rng_state=False, **keywords)
+
+    return checkpointed
 
 
 def loss_scale(tokens: int, *precisions: str, device: torch.device) -> float:

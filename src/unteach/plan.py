@@ -228,11 +228,16 @@ class _Run:
         general_rows = min(together or general_batch, general_batch)
         in_forget = resolved_precision(config.precision.forget, self.device)
         in_general = resolved_precision(config.precision.divergence, self.device)
-        general = student.student_pass(general_rows, general_length, in_general, method.divergence)
+        checkpointed = config.checkpoint_activations
+        general = student.student_pass(
+            general_rows, general_length, in_general, method.divergence, checkpointed=checkpointed
+        )
         reading = student.reading(general_rows, general_length, in_general)
         base = self.others.get("incompetent") if method.loss == "it" else None
         to_base, base_width = ("kl", base.width) if base else (None, None)
-        forget = student.student_pass(forget_rows, forget_length, in_forget, to_base, base_width)
+        forget = student.student_pass(
+            forget_rows, forget_length, in_forget, to_base, base_width, checkpointed=checkpointed
+        )
         base_reading = base.reading(forget_rows, forget_length, in_forget) if base else 0
 
         trained, largest = FLOAT * student.trainable // self.ranks, student.largest // self.ranks
@@ -326,8 +331,13 @@ def _advice(config: ForgetConfig, run: _Run, available: int | None) -> str:
     def fits(**changes: Any) -> bool:
         nonlocal changed, shown
         changed = dataclasses.replace(changed, **changes)
-        given = {name: getattr(changed, name) for name in ("micro_batch", "trainable", "max_tokens", "general_batch")}
-        different = [f"{name} to {value}" for name, value in given.items() if value != getattr(config, name)]
+        names = ("micro_batch", "checkpoint_activations", "trainable", "max_tokens", "general_batch")
+        given = {name: getattr(changed, name) for name in names}
+        different = [
+            f"{name} to {'true' if value is True else value}"
+            for name, value in given.items()
+            if value != getattr(config, name)
+        ]
         needed = run.memory(changed).needed
         shown = f"set {' and '.join(different)}, which needs {_size(needed)}"
         return not _over(needed, available)
@@ -337,6 +347,8 @@ def _advice(config: ForgetConfig, run: _Run, available: int | None) -> str:
         size //= 2
         if fits(micro_batch=size):
             return f"{shown} and gives the same result"
+    if not config.checkpoint_activations and fits(checkpoint_activations=True):
+        return f"{shown} and gives the same result, slower"
     smallest = run.memory(changed).needed
     if config.trainable == "all" and fits(trainable="blocks"):
         return shown
@@ -350,7 +362,7 @@ def _advice(config: ForgetConfig, run: _Run, available: int | None) -> str:
         rows //= 2
         if fits(general_batch=rows):
             return shown
-    return f"use a device with {_size(smallest)} free (with micro_batch 1)"
+    return f"use a device with {_size(smallest)} free (with micro_batch 1 and checkpoint_activations)"
 
 
 def _device_memory(device: torch.device) -> int | None:

@@ -29,7 +29,7 @@ from torch.utils._pytree import tree_leaves
 from unteach.divergences import DIVERGENCES
 from unteach.errors import InputError, first_line
 from unteach.models import Trainable, decoder_layers, trainable_parameters
-from unteach.passes import precision_of_pass
+from unteach.passes import block_calls, precision_of_pass
 from unteach.vocab_head import Head, mean_divergence, token_log_odds
 
 __all__ = ["LiveBytes", "PassMemory", "Rehearsal", "block_elements"]
@@ -158,7 +158,14 @@ class Rehearsal:
         return self._head().weight.requires_grad
 
     def student_pass(
-        self, sequences: int, tokens: int, precision: str, divergence: str | None = None, base_width: int | None = None
+        self,
+        sequences: int,
+        tokens: int,
+        precision: str,
+        divergence: str | None = None,
+        base_width: int | None = None,
+        *,
+        checkpointed: bool = False,
     ) -> PassMemory:
         """A forward and backward pass over full sequences.
 
@@ -168,10 +175,15 @@ class Rehearsal:
             precision: Compute precision of the pass.
             divergence: Name of the divergence to rows of another model; None: a loss on the log-odds of the labels.
             base_width: Width of that other model's hidden states, if not the same.
+            checkpointed: Whether only the blocks' inputs are kept for the backward pass.
         """
         kept, head = self._head_bytes(sequences * (tokens - 1), precision, divergence, base_width)
-        activations = self._scaled(lambda rows: self._blocks(rows, tokens, precision)[0], sequences, precision)
-        working = self._scaled(lambda rows: self._blocks(rows, tokens, precision)[1], sequences, precision)
+
+        def blocks(rows: int) -> tuple[int, int]:
+            return self._blocks(rows, tokens, precision, checkpointed)
+
+        activations = self._scaled(lambda rows: blocks(rows)[0], sequences, precision)
+        working = self._scaled(lambda rows: blocks(rows)[1], sequences, precision)
         return PassMemory(activations + kept, head, working)
 
     def reading(self, sequences: int, tokens: int, precision: str) -> int:
@@ -184,10 +196,10 @@ class Rehearsal:
         each = rehearsed(2) - one if precision in ("fp16", "bf16") else one
         return one + (sequences - 1) * each
 
-    def _rehearse_blocks(self, sequences: int, tokens: int, precision: str) -> tuple[int, int]:
+    def _rehearse_blocks(self, sequences: int, tokens: int, precision: str, checkpointed: bool) -> tuple[int, int]:
         """Activations and working memory of the blocks."""
         try:
-            with self._acting(precision) as live:
+            with self._acting(precision) as live, block_calls(self.model, compiled=False, checkpointed=checkpointed):
                 hidden = self._hidden(sequences, tokens)[:, :-1].flatten(0, 1)
                 activations, live.peak = live.now, live.now
                 last = [p for p in decoder_layers(self.model)[-1].parameters() if p.requires_grad]
@@ -195,7 +207,8 @@ class Rehearsal:
                 return activations, live.peak - activations
         except Exception:  # whatever a model's code does with values that are not there
             block = FLOAT * sequences * tokens * block_elements(self._text_config())
-            return self._text_config().num_hidden_layers * block, block
+            kept = FLOAT * sequences * tokens * self.width if checkpointed else block
+            return self._text_config().num_hidden_layers * kept, block
 
     def _rehearse_reading(self, sequences: int, tokens: int, precision: str) -> int:
         try:

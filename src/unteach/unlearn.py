@@ -212,12 +212,14 @@ def train_step(
     with optimizer.teacher_weights(), computing(model, precision.divergence, compiled=config.compile):
         teacher_hidden, teacher_head = inside(model, _read_as_teacher, [chunks for chunks, _ in general_parts])
 
+    calls = {"compiled": config.compile, "checkpointed": config.checkpoint_activations}
+
     def accumulate_gradients(scale: float) -> dict[str, list[tuple[float, Tensor]]]:
         optimizer.zero_grad()
         terms: dict[str, list[tuple[float, Tensor]]] = {"forget_loss": [], "nll_forget": [], "divergence": []}
 
         # 2. The student reads the forget text: α L.
-        with computing(model, precision.forget, compiled=config.compile):
+        with computing(model, precision.forget, **calls):
             for part, weight in forget_parts:
                 sequences = [forget.sequences[n] for n in part]
                 base = incompetent if initial is None or method.loss != "npo" else initial.of(part, device)
@@ -229,7 +231,7 @@ def train_step(
                 terms["nll_forget"].append((weight * sum(len(x) - 1 for x in sequences) / forget_tokens, nll))
 
         # 3. The student reads the general text: D.
-        with computing(model, precision.divergence, compiled=config.compile):
+        with computing(model, precision.divergence, **calls):
             for (chunks, weight), hidden in zip(general_parts, teacher_hidden, strict=True):
                 divergence, tokens = inside(model, general_term, chunks, method.divergence, hidden, teacher_head)
                 share = weight * tokens / general_tokens

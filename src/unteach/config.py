@@ -39,6 +39,8 @@ class Method:
     """Divergence to the teacher on general text: kl, kl_reverse, qkl or qkl_frozen."""
     token_share: float = 1.0
     """The forget loss looks at this share of a document's tokens: those the model was least sure of. 1: all of them."""
+    loops_every: int | None = None
+    """Every so many steps, look for passages that the model itself repeats over and over, and unlearn them too."""
     alpha: float | None = None
     """α, the weight of the forget loss. None: measured."""
     lr: float | None = None

@@ -163,6 +163,7 @@ class ForgetBatches:
 
     def __init__(self, tokens: TokenSet | Sequence[list[int]], seed: int) -> None:
         self.sequences = tokens.sequences if isinstance(tokens, TokenSet) else tokens
+        self.seed = seed
         if not self.sequences:
             raise ValueError("tokens has no sequence, must have at least 1")
         self._permutation = functools.lru_cache(maxsize=2)(

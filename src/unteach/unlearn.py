@@ -16,6 +16,7 @@ from unteach.data import ForgetBatches, GeneralText
 from unteach.distributed import any_rank, inside, parts_of_rank, sum_over_ranks
 from unteach.mean_teacher import MeanTeacher
 from unteach.optimizers import AnchoredAdamW, make_optimizer
+from unteach.own_loops import NO_LOOPS, OwnLoops, find_loops
 from unteach.passes import (
     SCALE_STEP,
     InitialLogOdds,
@@ -25,6 +26,7 @@ from unteach.passes import (
     forget_term,
     general_term,
     hidden_states,
+    in_micro_batches,
     loss_scale,
     unscale_gradients,
 )
@@ -105,6 +107,7 @@ def unlearn(
     at, optimizer = _Position(interval=config.evaluate_every), make_optimizer(parameters.values(), methods[0])
     needed = any(m.loss == "npo" or m.token_share < 1 for m in methods)
     initial = InitialLogOdds(model, forget.sequences, config) if needed else None
+    loops = NO_LOOPS
 
     def save() -> None:
         weights = {name: p.detach() for name, p in parameters.items()}
@@ -115,10 +118,11 @@ def unlearn(
         }
         if initial is not None:
             state["initial_log_odds"] = initial.values
+        state["loops"] = loops.state()
         checkpoints.save(at.step, state, protect=at.anchor)
 
     def restore(step: int | None) -> None:
-        nonlocal at, optimizer
+        nonlocal at, optimizer, loops
         optimizer.zero_grad()
         optimizer = make_optimizer(parameters.values(), methods[0])  # the old state goes before the saved one comes
         state = checkpoints.load(step, like=next(iter(parameters.values())))
@@ -130,6 +134,7 @@ def unlearn(
         optimizer.load_state_dict(state["optimizer"])
         if initial is not None:
             initial.values = state["initial_log_odds"]
+        loops = OwnLoops.from_state(state["loops"])
         rewind(at.step)
 
     if resume:
@@ -141,9 +146,12 @@ def unlearn(
         phase = _phase(methods, at.step)
         if phase != at.phase:
             at.phase, optimizer = phase, make_optimizer(parameters.values(), methods[phase])  # θ' = θ again
+        loops_every = methods[phase].loops_every
+        if loops_every and at.step % loops_every == 0:
+            loops = find_loops(model, forget, at.step)
         numbers = forget.numbers(at.step, config.batch)
         row = train_step(
-            model, optimizer, forget, numbers, general, methods[phase], config, at.step, initial, incompetent
+            model, optimizer, forget, numbers, general, methods[phase], config, at.step, initial, incompetent, loops
         )
         at.step += 1
         at.seconds += time.perf_counter() - started
@@ -187,6 +195,7 @@ def train_step(
     step: int,
     initial: InitialLogOdds | None = None,
     incompetent: Any = None,
+    loops: OwnLoops = NO_LOOPS,
 ) -> dict[str, Any]:
     """One step of the paper's Algorithm 2: gradient of αL + D over micro-batches, then ``optimizer.step()``.
 
@@ -204,6 +213,9 @@ def train_step(
     )
     share_of_tokens = 1.0 if initial is None else method.token_share
     forget_tokens = sum(len(forget.sequences[n]) - 1 for n in numbers)
+    loop_parts = (
+        parts_of_rank(range(len(loops.sequences)), lambda x: in_micro_batches(x, config.batch)) if loops else []
+    )
     chosen_total = sum(chosen_tokens(len(forget.sequences[n]) - 1, share_of_tokens) for n in numbers)
     general_tokens = sum(len(sequence) - 1 for sequence in general_batch)
     alpha = 1.0 if method.alpha is None else method.alpha
@@ -229,6 +241,12 @@ def train_step(
                 (scale * alpha * share * loss).backward()
                 terms["forget_loss"].append((share, loss.detach()))
                 terms["nll_forget"].append((weight * sum(len(x) - 1 for x in sequences) / forget_tokens, nll))
+
+            for part, weight in loop_parts:
+                chosen = loops.chosen(part, device)
+                sequences = [loops.sequences[n] for n in part]
+                loss, _, tokens = inside(model, forget_term, sequences, Method(), None, chosen)
+                (scale * alpha * weight * tokens / loops.tokens() * loss).backward()
 
         # 3. The student reads the general text: D.
         with computing(model, precision.divergence, **calls):
@@ -257,6 +275,7 @@ def train_step(
         "clip_factor": optimizer.last_clip_factor,
         "lr": optimizer.param_groups[0]["lr"],
         "tokens": forget_tokens + general_tokens,
+        "loops": len(loops.sequences),
     }
 
 

@@ -61,16 +61,30 @@ def _number(units: list[str]) -> NDArray[np.int64]:
 
 
 def _loop_share(sequence: NDArray, minimum: int) -> float:
-    """Share of the sequence taken by its longest stretch of one phrase repeated at least `COPIES` times.
+    """Share of the sequence taken by its longest loop of at least `COPIES` copies."""
+    return longest_loop(sequence, COPIES, minimum)[2] / len(sequence) if len(sequence) else 0.0
+
+
+def longest_loop(sequence: NDArray, copies: int, minimum: int) -> tuple[int, int, int]:
+    """The longest stretch of one phrase repeated without a break.
 
     A stretch of period p is a maximal run where every element equals the one p before it, plus those first p.
+
+    Args:
+        sequence: Numbers, equal ones for equal words or tokens.
+        copies: How often the phrase must stand there, at least.
+        minimum: How many elements the stretch must have, at least.
+
+    Returns:
+        Where it starts, its period, and its length; three zeros if there is none.
     """
-    total = len(sequence)
-    longest = 0
-    for period in range(1, total // COPIES + 1):
+    best = (0, 0, 0)
+    for period in range(1, len(sequence) // copies + 1):
         same = sequence[period:] == sequence[:-period]
         breaks = np.flatnonzero(np.concatenate(([True], ~same, [True])))
-        stretch = int(np.diff(breaks).max()) - 1 + period
-        if stretch >= max(minimum, COPIES * period):
-            longest = max(longest, stretch)
-    return longest / total if total else 0.0
+        runs = np.diff(breaks)
+        place = int(runs.argmax())
+        stretch = int(runs[place]) - 1 + period
+        if stretch >= max(minimum, copies * period) and stretch > best[2]:
+            best = (int(breaks[place]), period, stretch)
+    return best

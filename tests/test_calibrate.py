@@ -118,7 +118,9 @@ def test_auto_is_fp16_on_cuda_and_fp32_elsewhere() -> None:
 
 
 def test_numbers_that_are_given_stay() -> None:
-    method = calibrated(Method(alpha=0.3, damping=2.0), Measured(loss=2.0, gradient_norm=4.0, curvature=1.0), 100)
+    method = calibrated(
+        Method(alpha=0.3, damping=2.0), Measured(loss=2.0, gradient_norm=4.0, curvature=1.0, distance=0.5), 100
+    )
     assert (method.alpha, method.damping) == (0.3, 2.0)
     assert method.lr is not None
     assert method.teacher_rate is not None

@@ -22,8 +22,9 @@ from unteach.vocab_head import Head
 
 FORGET = [f"{s} It was the {n}th time in {1900 + n}." for n, s in enumerate(SENTENCES * 3)]
 GENERAL = [f"{a} {b}" for a in SENTENCES for b in SENTENCES] * 4
-METHOD = Method(alpha=0.5, lr=0.02, teacher_rate=4.0, damping=0.1, momentum=0.9)
-ADAMW = Method(optimizer="adamw", alpha=0.5, lr=1e-3, warmup=2)
+PAPER = {"token_share": 1.0, "loops_every": None}
+METHOD = Method(alpha=0.5, lr=0.02, teacher_rate=4.0, damping=0.1, momentum=0.9, **PAPER)
+ADAMW = Method(optimizer="adamw", alpha=0.5, lr=1e-3, warmup=2, **PAPER)
 
 
 def make(dtype=torch.float32, trainable="blocks", **settings):
@@ -99,7 +100,7 @@ def test_gradient_is_that_of_the_full_logit_definitions(loss, divergence):
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-3), (torch.float64, 1e-9)])
 @pytest.mark.parametrize(
-    "method", [METHOD, ADAMW, Method(loss="npo", alpha=0.5, lr=0.02, teacher_rate=4.0, damping=0.1)]
+    "method", [METHOD, ADAMW, Method(loss="npo", alpha=0.5, lr=0.02, teacher_rate=4.0, damping=0.1, **PAPER)]
 )
 def test_result_does_not_depend_on_the_micro_batch(tmp_path, dtype, tolerance, method):
     displacements = []

@@ -6,10 +6,10 @@ So ‖g‖, the loss L and c say what the other numbers must be for a wished num
 scaling of its weights:
 
 - κη = 5/N: the teacher's memory is a fifth of the run.
-- λ̄ = 2c: curvature decides wherever it is larger than along g. A tenth of c is explicit damping λ, the rest comes from
-  the sliding teacher, which gives η = (1-μ)κη / ((1-κη)(λ̄-λ)).
-- α: at that pace a quarter of L/‖g‖, the distance at which the loss would be zero if it fell straight on, is gone in
-  N/2 steps.
+- λ̄ = c/2: curvature decides almost everywhere. A tenth of c is explicit damping λ, the rest comes from the sliding
+  teacher, which gives η = (1-μ)κη / ((1-κη)(λ̄-λ)).
+- α: at that pace 0.4 of the distance L/‖∇L‖, at which the loss of all tokens would be zero if it fell straight on, is
+  gone in N/2 steps. (g itself is the gradient of the tokens that the loss looks at, see ``token_share``.)
 
 ``docs/scaling.md`` shows the measurements behind the constants. The forget loss is measured as NLUL, whatever the run's
 loss is: those of LL and NPO vanish at the start and would say nothing.
@@ -48,8 +48,8 @@ __all__ = ["Measured", "calibrated", "measure", "noise_warning", "rounding_noise
 
 R = TypeVar("R")
 TEACHER_MEMORY = 5.0
-DAMPING_SHARE, EFFECTIVE_DAMPING = 0.1, 2.0
-DISTANCE_SHARE = 0.25
+DAMPING_SHARE, EFFECTIVE_DAMPING = 0.1, 0.5
+DISTANCE_SHARE = 0.4
 ADAMW_LR, ADAMW_ALPHA = 1e-5, 0.05
 SMALLEST_DIVERGENCE = 1e-4
 """The step along g is made long enough for this much divergence, far above rounding."""
@@ -62,11 +62,13 @@ class Measured:
     """What calibration measures at the start of a run."""
 
     loss: float
-    """NLUL on the forget text."""
+    """NLUL of the forget text, of the tokens that the loss looks at."""
     gradient_norm: float
     """‖g‖, its gradient's norm."""
     curvature: float
     """c = gᵀHg/‖g‖² of the divergence on general text."""
+    distance: float
+    """NLUL of all tokens divided by its gradient's norm."""
 
 
 def calibrated(method: Method, measured: Measured, wished_steps: int) -> Method:
@@ -79,9 +81,8 @@ def calibrated(method: Method, measured: Measured, wished_steps: int) -> Method:
     lr = method.lr or (1 - method.momentum) * slide / ((1 - slide) * from_teacher)
     teacher_rate = slide / lr if method.teacher_rate is None else method.teacher_rate
     effective = damping + (1 - method.momentum) * teacher_rate / (1 - lr * teacher_rate)
-    distance = DISTANCE_SHARE * measured.loss / measured.gradient_norm
     pace = lr * teacher_rate * measured.gradient_norm / (measured.curvature + effective)
-    alpha = method.alpha or distance / (pace * wished_steps / 2)
+    alpha = method.alpha or DISTANCE_SHARE * measured.distance / (pace * wished_steps / 2)
     return dataclasses.replace(method, alpha=alpha, lr=lr, teacher_rate=teacher_rate, damping=damping)
 
 
@@ -93,7 +94,12 @@ def measure(
     The model is left as it was, bit for bit.
     """
     sequences = [forget.sequences[n] for n in forget.numbers(0, 2 * config.batch)]
-    loss_value = _forget_gradient(model, parameters, sequences, config)
+    whole = _forget_gradient(model, parameters, sequences, config, 1.0)
+    whole_norm = global_norm([p.grad for p in parameters if p.grad is not None])
+    distance = whole / whole_norm if whole_norm else math.nan
+    loss_value = whole
+    if config.method.token_share < 1:
+        loss_value = _forget_gradient(model, parameters, sequences, config, config.method.token_share)
     gradients = [p.grad for p in parameters]
     for p in parameters:
         p.grad = None
@@ -113,7 +119,7 @@ def measure(
             hidden = [inside(model, hidden_states, part)[0] for part, _ in parts]
             head = inside(model, lambda model: Head.of(model).detached())
         start = [value.clone() for value in values]
-        step = 0.01 * loss_value / norm
+        step = 0.01 * distance
         while True:
             torch._foreach_add_(values, direction, alpha=-step / norm)
             terms = []
@@ -124,8 +130,8 @@ def measure(
             torch._foreach_copy_(values, start)
             summed, counted = sum_over_ranks([sum(column) for column in zip(*terms, strict=True)])
             divergence = summed / counted
-            if divergence >= SMALLEST_DIVERGENCE or step >= 0.3 * loss_value / norm:
-                return Measured(loss_value, norm, max(2 * divergence / step**2, 1e-12))
+            if divergence >= SMALLEST_DIVERGENCE or step >= 0.3 * distance:
+                return Measured(loss_value, norm, max(2 * divergence / step**2, 1e-12), distance)
             step *= 2
 
 
@@ -164,7 +170,7 @@ def rounding_noise(
     sample = min(NOISE_SAMPLE, config.micro_batch or NOISE_SAMPLE)
     sequences = [forget.sequences[n] for n in forget.numbers(0, min(sample, config.batch))]
     chunks = general.batch(0, min(sample, config.general_batch))
-    _forget_gradient(model, parameters, sequences, config)
+    _forget_gradient(model, parameters, sequences, config, config.method.token_share)
     norm = global_norm([p.grad for p in parameters if p.grad is not None])
     signal = (method.alpha or 1.0) * norm
 
@@ -207,9 +213,10 @@ def _first_way(method: Method, signal: float, count: int) -> float:
     return lr * clipped / (1 - method.momentum)
 
 
-def _forget_gradient(model: Any, parameters: list[Tensor], sequences: list[list[int]], config: ForgetConfig) -> float:
+def _forget_gradient(
+    model: Any, parameters: list[Tensor], sequences: list[list[int]], config: ForgetConfig, share_of_tokens: float
+) -> float:
     """NLUL of sequences, its gradient left in ``.grad``."""
-    share_of_tokens = config.method.token_share
     total = sum(chosen_tokens(len(sequence) - 1, share_of_tokens) for sequence in sequences)
     initial = InitialLogOdds(model, sequences, config) if share_of_tokens < 1 else None
 

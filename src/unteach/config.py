@@ -37,10 +37,10 @@ class Method:
     """Forget loss: ll, npo, it or nlul."""
     divergence: str = "kl"
     """Divergence to the teacher on general text: kl, kl_reverse, qkl or qkl_frozen."""
-    token_share: float = 1.0
-    """The forget loss looks at this share of a document's tokens: those the model was least sure of. 1: all of them."""
-    loops_every: int | None = None
-    """Every so many steps, look for passages that the model itself repeats over and over, and unlearn them too."""
+    token_share: float = 0.25
+    """The forget loss looks at this share of a document's tokens: those the model was least sure of. 1: all (paper)."""
+    loops_every: int | None = 4
+    """Every so many steps, unlearn too what the model repeats over and over by itself. null: never (paper)."""
     alpha: float | None = None
     """α, the weight of the forget loss. None: measured."""
     lr: float | None = None
@@ -91,6 +91,8 @@ class Method:
             value = getattr(self, name)
             if value is not None and not 0 <= value < float("inf"):
                 wrong.append(f"{where}{name} is {value}: it must be zero or positive")
+        if self.loops_every is not None and self.loops_every < 1:
+            wrong.append(f"{where}loops_every is {self.loops_every}: it must be at least 1, or null")
         if not 0 < self.token_share <= 1:
             wrong.append(f"{where}token_share is {self.token_share}: it must be above 0 and at most 1")
         if not 0 <= self.momentum < 1:

@@ -14,7 +14,8 @@ from unteach.errors import InputError
 
 __all__ = ["METHODS", "DemoOptions", "run"]
 
-_ADAMW = Method(optimizer="adamw", lr=3e-4, alpha=0.2, warmup=5)
+_PAPER: dict[str, Any] = {"token_share": 1.0, "loops_every": None}
+_ADAMW = Method(optimizer="adamw", lr=3e-4, alpha=0.2, warmup=5, **_PAPER)
 METHODS = {
     "mt-nlul-kl": Method(),
     "adamw-npo-kl": dataclasses.replace(_ADAMW, loss="npo", ratio="mean", alpha=1.0),

@@ -136,6 +136,15 @@ def test_checkpointed_passes_keep_the_inputs_of_blocks(name: str, tmp_path: Path
     assert rehearsed.activations < 0.5 * rehearsal.student_pass(5, 64, "fp32").activations
 
 
+def test_chunks_of_logits_are_larger_on_a_gpu(tmp_path: Path) -> None:
+    shape_folder(tmp_path, hidden_size=64, intermediate_size=64, vocab_size=65536)
+    cpu, gpu = (
+        Rehearsal(tmp_path, "blocks", kind=kind).student_pass(8, 2048, "fp32", "kl") for kind in ("cpu", "cuda")
+    )
+    assert gpu.head == pytest.approx(4 * cpu.head, rel=0.1)
+    assert gpu.activations == cpu.activations
+
+
 def test_a_model_that_cannot_be_rehearsed_is_counted_as_llama(tmp_path: Path) -> None:
     rehearsal = Rehearsal(save_tiny(tmp_path, "mixtral"), "blocks")
     model = tiny_model("mixtral")

@@ -200,8 +200,9 @@ class _Run:
             raise InputError(problems)
         self.device = device
         others = [option for option in self.folders if option != "model"]
-        self.others = {option: Rehearsal(self.folders[option], option=option) for option in others}
-        self._student = functools.cache(lambda trainable: Rehearsal(self.folders["model"], trainable))
+        self.others = {option: Rehearsal(self.folders[option], option=option, kind=device.type) for option in others}
+        folder = self.folders["model"]
+        self._student = functools.cache(lambda trainable: Rehearsal(folder, trainable, kind=device.type))
         every = [self.student(config), *self.others.values()]
         self.most_parameters = max(rehearsal.parameters for rehearsal in every)
 

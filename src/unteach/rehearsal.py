@@ -3,7 +3,7 @@
 PyTorch's ``FakeTensorMode`` carries out every operation on shapes alone. So the model's own code says what the forward
 pass keeps for the backward pass, in every precision and for every architecture, and a 7B model is rehearsed in seconds
 and a few megabytes. Weights are neither read nor made. The rehearsal uses CPU kernels, whatever the run's device is:
-what PyTorch's attention and products keep is the same on a GPU.
+what PyTorch's attention and products keep is the same on a GPU. Only chunks of logits are as large as there.
 
 A model whose code looks at values (a mixture of experts that sorts tokens) cannot be rehearsed; its activations are
 then taken from the count for a Llama block, see ``block_elements``.
@@ -30,7 +30,7 @@ from unteach.divergences import DIVERGENCES
 from unteach.errors import InputError, first_line
 from unteach.models import Trainable, decoder_layers, trainable_parameters
 from unteach.passes import block_calls, precision_of_pass
-from unteach.vocab_head import Head, mean_divergence, token_log_odds
+from unteach.vocab_head import Head, chunks_as_on, mean_divergence, token_log_odds
 
 __all__ = ["LiveBytes", "PassMemory", "Rehearsal", "block_elements"]
 
@@ -100,6 +100,7 @@ class Rehearsal:
         folder: The model's folder.
         trainable: Which weights will be trained, see ``trainable_parameters``; None: none.
         option: What the error messages call the model.
+        kind: Of the device that the run will be on.
 
     Attributes:
         model: The model, its tensors without data.
@@ -108,10 +109,12 @@ class Rehearsal:
         largest: How many the largest trained weight has.
     """
 
-    def __init__(self, folder: Path, trainable: Trainable | None = None, option: str = "model") -> None:
+    def __init__(
+        self, folder: Path, trainable: Trainable | None = None, option: str = "model", kind: str = "cpu"
+    ) -> None:
         from transformers import AutoConfig, AutoModelForCausalLM
 
-        self._mode = FakeTensorMode()
+        self._mode, self._kind = FakeTensorMode(), kind
         try:
             config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
             with self._mode:
@@ -226,7 +229,7 @@ class Rehearsal:
         with self._mode:
             hidden = torch.empty(rows, self.width, requires_grad=True)
             base, base_weight = torch.empty(rows, width), torch.empty(self.vocabulary, width)
-        with self._acting(precision, (hidden, base, base_weight)) as live:
+        with self._acting(precision, (hidden, base, base_weight)) as live, chunks_as_on(self._kind):
             if divergence is None:
                 value = token_log_odds(hidden, torch.zeros(rows, dtype=torch.int64), head).sum()
             else:

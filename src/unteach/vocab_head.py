@@ -26,7 +26,7 @@ from torch import Tensor
 from unteach.divergences import RowFunction, compute_dtype
 from unteach.half_weights import product_in_float32
 
-__all__ = ["Head", "fused_rows", "mean_divergence", "token_log_odds"]
+__all__ = ["Head", "chunks_as_on", "fused_rows", "mean_divergence", "token_log_odds"]
 
 CHUNK_LOGITS = {"cpu": 2**24, "cuda": 2**26}
 """Logits held at once (64 and 256 MB in float32), at most: rows per chunk are this divided by V."""
@@ -36,6 +36,7 @@ CHUNK_ROWS = 64
 """Chunks are not made smaller than this for the sake of their number."""
 
 _fused: ContextVar[bool] = ContextVar("fused", default=False)
+_kind: ContextVar[str | None] = ContextVar("kind", default=None)
 
 
 @contextmanager
@@ -46,6 +47,16 @@ def fused_rows() -> Iterator[None]:
         yield
     finally:
         _fused.reset(token)
+
+
+@contextmanager
+def chunks_as_on(kind: str) -> Iterator[None]:
+    """Inside, chunks are as large as on a device of this kind, wherever the tensors are: for rehearsals."""
+    token = _kind.set(kind)
+    try:
+        yield
+    finally:
+        _kind.reset(token)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,7 +140,7 @@ def mean_divergence(
 
 def _chunks(hidden: Tensor, head: Head) -> Iterator[slice]:
     tokens, vocabulary = len(hidden), head.weight.shape[0]
-    most = CHUNK_LOGITS["cuda" if hidden.is_cuda else "cpu"] // vocabulary
+    most = CHUNK_LOGITS.get(_kind.get() or hidden.device.type, CHUNK_LOGITS["cpu"]) // vocabulary
     size = max(1, min(most, max(CHUNK_ROWS, -(-tokens // CHUNKS))))
     return (slice(start, min(start + size, tokens)) for start in range(0, tokens, size))
 

@@ -68,7 +68,7 @@ def run_probes(
         **sizes,  # type: ignore[arg-type]
     )
     stop_probes, final_probes = split_probes(whole.verbatim_forget, config.seed)
-    unseen: tuple[Probe, ...] = cut_probes(never_seen.texts, tokenizer, count=config.probes, **sizes)  # type: ignore[arg-type]
+    unseen: tuple[Probe, ...] = cut_probes(never_seen.texts, tokenizer, count=config.probes, deeper=True, **sizes)  # type: ignore[arg-type]
     stop = _cheap(dataclasses.replace(whole, verbatim_forget=stop_probes, verbatim_holdout=unseen), config)
     final = dataclasses.replace(whole, verbatim_forget=final_probes)
     return Probes(start=stop, stop=_without_holdout(stop), final=final)

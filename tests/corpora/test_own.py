@@ -39,6 +39,24 @@ def test_windows_follow_each_other_by_default_and_may_begin_at_given_offsets(wor
     assert [len(probe.prompt_ids + probe.expected_ids) for probe in overlapping] == [18, 30]  # ends at the next
 
 
+def test_few_documents_give_many_probes_deeper_in_their_chunks(word_tokenizer):
+    options = {"prompt_tokens": 20, "expected_tokens": 10, "chunk_tokens": 80}
+    assert len(cut_probes(DOCUMENTS[:1], word_tokenizer, count=100, **options)) < 5
+    probes = cut_probes(DOCUMENTS[:1], word_tokenizer, count=100, deeper=True, **options)
+    ids = word_tokenizer(DOCUMENTS[0])["input_ids"]
+    starts = set()
+    for probe in probes:
+        whole = [*probe.prompt_ids, *probe.expected_ids]
+        begin = next(start for start in range(0, len(ids), 80) if ids[start : start + len(whole)] == whole)
+        assert begin + len(whole) <= begin + 80, "never into the next chunk"
+        starts.add(begin + len(probe.prompt_ids))
+    full = [probe for probe in probes if len(probe.expected_ids) == 10]
+    assert len(starts) == len(probes), "every expected passage is another one"
+    assert {(len(probe.prompt_ids) - 20) % 10 for probe in full} == {0}
+    first = cut_probes(DOCUMENTS, word_tokenizer, count=len(DOCUMENTS), deeper=True, **options)
+    assert {len(probe.prompt_ids) + len(probe.expected_ids) for probe in first} <= {*range(31)}, "shallow ones first"
+
+
 def test_token_ids_are_used_as_they_are(word_tokenizer):
     chunks = [[5, 6, 7] * 10, [8, 9] * 20]
     probes = cut_probes(chunks, word_tokenizer, prompt_tokens=20, expected_tokens=20, offsets=[0])

@@ -25,6 +25,7 @@ def cut_probes(
     expected_tokens: int = 64,
     chunk_tokens: int | None = None,
     offsets: Sequence[int] | None = None,
+    deeper: bool = False,
     seed: int = 0,
 ) -> tuple[Probe, ...]:
     """Cut verbatim probes out of documents.
@@ -44,6 +45,8 @@ def cut_probes(
         chunk_tokens: the length of training chunks: windows begin at its multiples. By default windows follow
             each other.
         offsets: token positions where windows may begin, instead of `chunk_tokens`.
+        deeper: where this gives fewer than `count`, also ask for what follows later in a chunk, with all of the chunk
+            before it as the prompt: few documents then give many probes.
         seed: decides which windows are taken where there are more than `count`. Every document gives one
             before any gives two.
 
@@ -70,7 +73,15 @@ def cut_probes(
         ranks = generator.permutation(len(usable))
         order = generator.random()
         windows += [(rank + order, number, *piece) for rank, piece in zip(ranks, usable, strict=True)]
-    chosen = sorted(sorted(windows)[:count], key=lambda window: window[1:3])
+        if deeper:
+            later = [
+                (start, ids[start : stop + expected_tokens])
+                for start, end in zip(starts, ends, strict=False)
+                for stop in range(start + length, end - expected_tokens + 1, expected_tokens)
+            ]
+            ranks = len(usable) + generator.permutation(len(later))
+            windows += [(rank + order, number, *piece) for rank, piece in zip(ranks, later, strict=True)]
+    chosen = sorted(sorted(windows)[:count], key=lambda window: (*window[1:3], len(window[3])))
     if not chosen:
         raise ValueError(
             f"none of {len(documents)} documents has {MINIMUM_TOKENS} tokens at the given positions: "
@@ -78,7 +89,7 @@ def cut_probes(
         )
     probes = []
     for _, number, _, ids in chosen:
-        prompt = max(1, len(ids) * prompt_tokens // length)
+        prompt = max(1, len(ids) * prompt_tokens // length) if len(ids) <= length else len(ids) - expected_tokens
         probes.append(
             Probe(
                 prompt=decode(tokenizer, ids[:prompt]),
@@ -194,6 +205,7 @@ def own_benchmark(
         "prompt_tokens": prompt_tokens,
         "expected_tokens": expected_tokens,
         "chunk_tokens": chunk_tokens,
+        "deeper": True,
         "seed": seed,
     }
     forget_probes = cut_probes(forget_documents, tokenizer, **cut)  # type: ignore[arg-type]

@@ -200,6 +200,14 @@ def test_rules_are_read_and_wrong_ones_refused():
 # ---- saving and going on -------------------------------------------------------------------------------
 
 
+def test_a_model_that_only_loops_has_not_forgotten():
+    rule = StopRule("verbmem_f", "<=", 20.0, "never seen", most_degenerate=5.0)
+    assert rule.crossed({"verbmem_f": 12.0, "degenerate": 5.0})
+    assert not rule.crossed({"verbmem_f": 12.0, "degenerate": 6.0})
+    assert not rule.crossed({"verbmem_f": 21.0, "degenerate": 0.0})
+    assert str(rule) == "verbmem_f <= 20 (never seen) with degenerate <= 5"
+
+
 def test_a_repeated_run_is_identical_and_another_seed_is_not(tmp_path):
     first, second, other = (run(tmp_path / str(n), made=make(seed=seed))[1] for n, seed in enumerate((0, 0, 1)))
     assert same(first, second)

@@ -44,6 +44,8 @@ __all__ = ["ForgetResult", "forget", "run_forget"]
 
 LARGEST_ROUNDING = 0.01
 """Share of the displacement that rounding to the source's dtype may lose before float32 is saved instead."""
+MORE_DEGENERATE = 5.0
+"""By so many points the share of degenerate output may have risen when a run stops by itself."""
 HELDOUT_GENERAL = 64
 """General documents set aside for measuring, never trained on."""
 
@@ -366,9 +368,10 @@ def _stop_rule(
 ) -> StopRule | None:
     if config.stop.metric:
         return parse_rule(config.stop.metric, before)
+    value, why = before["verbmem_holdout"], "never-seen documents before the run"
     if reference is not None:
-        return StopRule("verbmem_f", "<=", reference["verbmem_f"], "the reference model's")
-    return StopRule("verbmem_f", "<=", before["verbmem_holdout"], "never-seen documents before the run")
+        value, why = reference["verbmem_f"], "the reference model's"
+    return StopRule("verbmem_f", "<=", value, why, most_degenerate=before["degenerate"] + MORE_DEGENERATE)
 
 
 @contextmanager

@@ -23,13 +23,18 @@ class StopRule:
     value: float
     why: str = ""
     """Where the value comes from, for people."""
+    most_degenerate: float | None = None
+    """So much degenerate output at most, in percent: a model that only loops recites nothing, but is broken."""
 
     def crossed(self, scores: Mapping[str, float]) -> bool:
         """Whether these scores end the run."""
+        if self.most_degenerate is not None and scores["degenerate"] > self.most_degenerate:
+            return False
         return _COMPARE[self.comparison](scores[self.metric], self.value)
 
     def __str__(self) -> str:
-        return f"{self.metric} {self.comparison} {self.value:.4g}" + (f" ({self.why})" if self.why else "")
+        rule = f"{self.metric} {self.comparison} {self.value:.4g}" + (f" ({self.why})" if self.why else "")
+        return rule if self.most_degenerate is None else f"{rule} with degenerate <= {self.most_degenerate:.4g}"
 
 
 def parse_rule(text: str, metrics: Collection[str]) -> StopRule:

@@ -25,8 +25,12 @@ format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-benchmarks: $(INSTALLED)  ## side-by-side timings, printed
+benchmarks: $(INSTALLED)  ## side-by-side timings and memory on this machine, printed; on a GPU: benchmarks/all_gpu.py
 	$(BIN)/python benchmarks/optimizer.py
+	$(BIN)/python benchmarks/vocab_head.py
+	$(BIN)/python benchmarks/step.py --tiny
+	$(BIN)/python benchmarks/precision.py --tiny
+	$(BIN)/python benchmarks/scaling.py --tiny
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "unteach needs Python 3.11 or newer: make PYTHON=python3.12")'

@@ -8,7 +8,7 @@ scaling of its weights:
 - κη = 5/N: the teacher's memory is a fifth of the run.
 - λ̄ = c/2: curvature decides almost everywhere. A tenth of c is explicit damping λ, the rest comes from the sliding
   teacher, which gives η = (1-μ)κη / ((1-κη)(λ̄-λ)).
-- α: at that pace 0.4 of the distance L/‖∇L‖, at which the loss of all tokens would be zero if it fell straight on, is
+- α: at that pace a quarter of the distance L/‖∇L‖, at which the loss of all tokens would be zero if it fell straight on, is
   gone in N/2 steps. (g itself is the gradient of the tokens that the loss looks at, see ``token_share``.)
 
 ``docs/scaling.md`` shows the measurements behind the constants. The forget loss is measured as NLUL, whatever the run's
@@ -49,7 +49,7 @@ __all__ = ["Measured", "calibrated", "measure", "noise_warning", "rounding_noise
 R = TypeVar("R")
 TEACHER_MEMORY = 5.0
 DAMPING_SHARE, EFFECTIVE_DAMPING = 0.1, 0.5
-DISTANCE_SHARE = 0.4
+DISTANCE_SHARE = 0.25
 ADAMW_LR, ADAMW_ALPHA = 1e-5, 0.05
 SMALLEST_DIVERGENCE = 1e-4
 """The step along g is made long enough for this much divergence, far above rounding."""

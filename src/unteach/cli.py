@@ -214,8 +214,8 @@ COMMANDS = {
         "Make a model forget documents: writes a run folder with the model, its scores and a report.",
         "unteach forget MODEL --documents DIR --out RUN [flags]   |   unteach forget --resume RUN",
         (
-            "unteach forget micro:target --documents micro:forget --out run/",
             "unteach forget micro:target --documents micro:forget --out run/ --dry-run",
+            "unteach forget micro:target --documents micro:forget --out run/",
         ),
     ),
     "plan": Command(

@@ -70,7 +70,7 @@ def run(options: DemoOptions) -> dict[str, Any]:
                 incompetent="micro:small" if METHODS[name].loss == "it" else None,
                 out=str(out / name),
                 general_tokens=128,
-                wished_steps=60,
+                wished_steps=40,
                 max_steps=200,
                 method=METHODS[name],
                 seed=options.seed,

@@ -26,6 +26,8 @@ METHODS = {
     "adamw-nlul-kl": dataclasses.replace(_ADAMW, loss="nlul"),
 }
 """The methods by name; the first two are the demo, all of them ``--all``. AdamW's numbers suit the embedded model."""
+SETTINGS: dict[str, Any] = {"general_tokens": 128, "wished_steps": 40, "max_steps": 200}
+"""What suits the embedded model: its context is short, and a demo should be."""
 SHOWN = ("verbmem_f", "knowmem_f", "knowmem_r", "privleak", "nll_general", "degenerate")
 
 
@@ -69,9 +71,7 @@ def run(options: DemoOptions) -> dict[str, Any]:
                 reference="micro:retrained",
                 incompetent="micro:small" if METHODS[name].loss == "it" else None,
                 out=str(out / name),
-                general_tokens=128,
-                wished_steps=40,
-                max_steps=200,
+                **SETTINGS,
                 method=METHODS[name],
                 seed=options.seed,
             ),

@@ -19,6 +19,7 @@ from unteach.corpora import Benchmark
 from unteach.data import EMBEDDED_GENERAL, GENERAL_BYTES, read_documents
 from unteach.errors import InputError
 from unteach.experiments.demo import METHODS as MICRO_METHODS
+from unteach.experiments.demo import SETTINGS as MICRO_SETTINGS
 from unteach.experiments.setups import Setup
 
 if TYPE_CHECKING:
@@ -106,10 +107,8 @@ def _micro(options: ReproduceOptions, given: dict[str, Any], work: Path, say: Ca
         "model": model,
         "documents": "micro:forget",
         "reference": options.reference or "micro:retrained",
-        "general_tokens": 128,
-        "wished_steps": 60,
-        "max_steps": 200,
         "device": options.device,
+        **MICRO_SETTINGS,
     }
     return Setup(
         benchmark="micro",

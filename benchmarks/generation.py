@@ -1,7 +1,8 @@
 """Greedy decoding: one prompt at a time against batches, side by side in one run.
 
 python benchmarks/generation.py MODEL_FOLDER [--data MUSE_FOLDER] [--device cuda] [--dtype bf16] [--count 100]
-                                [--random-weights] [--new N] [--one-by-one 10] [--workloads verbatim questions mixed] [--suite]
+                                [--random-weights] [--new N] [--one-by-one 10] [--workloads verbatim questions mixed]
+                                [--suite]
 
 Three workloads with the shapes of MUSE-News: `verbatim` (prompts of about 900 tokens, 128 new), `questions` (ten worked
 examples of 320 tokens shared by all, a question of 10 to 40, 32 new), and `mixed` (the verbatim prompts shortened from

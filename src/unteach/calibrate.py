@@ -8,8 +8,8 @@ scaling of its weights:
 - κη = 5/N: the teacher's memory is a fifth of the run.
 - λ̄ = c/2: curvature decides almost everywhere. A tenth of c is explicit damping λ, the rest comes from the sliding
   teacher, which gives η = (1-μ)κη / ((1-κη)(λ̄-λ)).
-- α: at that pace a quarter of the distance L/‖∇L‖, at which the loss of all tokens would be zero if it fell straight on, is
-  gone in N/2 steps. (g itself is the gradient of the tokens that the loss looks at, see ``token_share``.)
+- α: at that pace a quarter of the distance L/‖∇L‖, at which the loss of all tokens would be zero if it fell straight
+  on, is gone in N/2 steps. (g itself is the gradient of the tokens that the loss looks at, see ``token_share``.)
 
 ``docs/scaling.md`` shows the measurements behind the constants. The forget loss is measured as NLUL, whatever the run's
 loss is: those of LL and NPO vanish at the start and would say nothing.

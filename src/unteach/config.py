@@ -40,7 +40,7 @@ class Method:
     token_share: float = 0.25
     """The forget loss looks at this share of a document's tokens: those the model was least sure of. 1: all (paper)."""
     loops_every: int | None = 4
-    """Every so many steps, unlearn too what the model repeats over and over by itself. null: never (paper)."""
+    """Every so many steps, unlearn too what the model repeats over and over by itself. none: never (paper)."""
     alpha: float | None = None
     """α, the weight of the forget loss. None: measured."""
     lr: float | None = None
@@ -92,7 +92,7 @@ class Method:
             if value is not None and not 0 <= value < float("inf"):
                 wrong.append(f"{where}{name} is {value}: it must be zero or positive")
         if self.loops_every is not None and self.loops_every < 1:
-            wrong.append(f"{where}loops_every is {self.loops_every}: it must be at least 1, or null")
+            wrong.append(f"{where}loops_every is {self.loops_every}: it must be at least 1, or none")
         if not 0 < self.token_share <= 1:
             wrong.append(f"{where}token_share is {self.token_share}: it must be above 0 and at most 1")
         if not 0 <= self.momentum < 1:

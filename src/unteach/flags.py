@@ -135,7 +135,7 @@ def _read(hint: Any, text: str) -> Any:
     if any(kind in (str, Path) or typing.get_origin(kind) is Literal for kind in kinds):
         return text
     try:
-        return yaml.safe_load(text)
+        return None if text.lower() == "none" else yaml.safe_load(text)
     except yaml.YAMLError:
         return text
 

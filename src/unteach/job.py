@@ -371,7 +371,8 @@ def _stop_rule(
     value, why = before["verbmem_holdout"], "never-seen documents before the run"
     if reference is not None:
         value, why = reference["verbmem_f"], "the reference model's"
-    return StopRule("verbmem_f", "<=", value, why, most_degenerate=before["degenerate"] + MORE_DEGENERATE)
+    looping = before["degenerate"] + MORE_DEGENERATE if config.method.loops_every else None  # else it may never fall
+    return StopRule("verbmem_f", "<=", value, why, most_degenerate=looping)
 
 
 @contextmanager

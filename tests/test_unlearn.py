@@ -1,4 +1,5 @@
 import copy
+import dataclasses
 import json
 import subprocess
 import sys
@@ -200,12 +201,21 @@ def test_rules_are_read_and_wrong_ones_refused():
 # ---- saving and going on -------------------------------------------------------------------------------
 
 
-def test_a_model_that_only_loops_has_not_forgotten():
+def test_a_model_that_only_loops_has_not_forgotten(tmp_path):
     rule = StopRule("verbmem_f", "<=", 20.0, "never seen", most_degenerate=5.0)
-    assert rule.crossed({"verbmem_f": 12.0, "degenerate": 5.0})
-    assert not rule.crossed({"verbmem_f": 12.0, "degenerate": 6.0})
-    assert not rule.crossed({"verbmem_f": 21.0, "degenerate": 0.0})
     assert str(rule) == "verbmem_f <= 20 (never seen) with degenerate <= 5"
+    evaluated = []
+
+    def evaluate(step):  # recites until step 3, loops until step 8, recites again at step 9
+        evaluated.append(step)
+        recital = 80.0 if step < 3 or step == 9 else 10.0
+        return {"verbmem_f": recital, "degenerate": 30.0 if step < 8 else 5.0, "nll_general": 1.0}
+
+    method = dataclasses.replace(METHOD, loops_every=2)
+    made = make(method=method, max_steps=30, evaluate_every=5)
+    outcome, _ = run(tmp_path, evaluate, rule, made=made)
+    assert (outcome.step, outcome.rule) == (11, "stop")
+    assert evaluated == [5, 1, 2, 3, 5, 7, 9, 11]
 
 
 def test_a_repeated_run_is_identical_and_another_seed_is_not(tmp_path):

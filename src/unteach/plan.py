@@ -32,7 +32,7 @@ PROBE_TOKENS, QUESTION_TOKENS, SCORED_TOKENS = 192, 1024, 1024
 SCORED_TOGETHER = 64
 SHORTEST = 64
 """Advice does not go below this max_tokens."""
-ALLOWANCE = {"cpu": (384 * 2**20, 0.3), "cuda": (512 * 2**20, 0.05)}
+ALLOWANCE = {"cpu": (384 * 2**20, 0.65), "cuda": (512 * 2**20, 0.05)}
 """What the allocator keeps back and libraries take: so many bytes, and this share of what comes and goes in a run."""
 SMALL_FILES = 64 * 2**20
 """Disk for metrics, evaluations, the report and the tokenizer."""

@@ -27,10 +27,12 @@ class StopRule:
     """So much degenerate output at most, in percent: a model that only loops recites nothing, but is broken."""
 
     def crossed(self, scores: Mapping[str, float]) -> bool:
-        """Whether these scores end the run."""
-        if self.most_degenerate is not None and scores["degenerate"] > self.most_degenerate:
-            return False
+        """Whether the metric is where it should be."""
         return _COMPARE[self.comparison](scores[self.metric], self.value)
+
+    def looping(self, scores: Mapping[str, float]) -> bool:
+        """Whether there is too much degenerate output to stop here."""
+        return self.most_degenerate is not None and scores["degenerate"] > self.most_degenerate
 
     def __str__(self) -> str:
         rule = f"{self.metric} {self.comparison} {self.value:.4g}" + (f" ({self.why})" if self.why else "")

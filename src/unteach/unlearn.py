@@ -60,6 +60,8 @@ class _Position:
     """The last evaluated step at which the stop rule was not met; refining goes back to it."""
     interval: int = 1
     """Steps from the anchor to the next evaluation."""
+    narrowed: bool = False
+    """The rule was met, but by a model that loops: from here on the first evaluation that passes is taken."""
     phase: int = 0
     seconds: float = 0.0
 
@@ -85,7 +87,8 @@ def unlearn(
 
     The first model that meets the rule is kept: when an evaluation finds the rule met, the run goes back to the
     evaluation before, at which it was not, and evaluates more often from there, down to single steps. All batches are
-    functions of the step, so the steps made again are the same steps.
+    functions of the step, so the steps made again are the same steps. Where that model loops more than the rule allows,
+    the run goes on, evaluating as often as loops are looked for, to the first that meets the rule and does not.
 
     Args:
         model: The student; computes with the teacher's weights inside ``optimizer.teacher_weights()``.
@@ -161,13 +164,16 @@ def unlearn(
         if at.step == at.anchor + at.interval or at.step == config.max_steps:
             scores = evaluate(at.step)
             if rule is not None and rule.crossed(scores):
-                if at.step == at.anchor + 1:
-                    return Outcome(at.step, f"{rule}: reached {scores[rule.metric]:.4g}", "stop", scores)
-                interval = max(1, (at.step - at.anchor) // 5)
-                restore(at.anchor)
-                at.interval = interval
-                save()
-                continue
+                if at.step == at.anchor + 1 or at.narrowed:
+                    if not rule.looping(scores):
+                        return Outcome(at.step, f"{rule}: reached {scores[rule.metric]:.4g}", "stop", scores)
+                    at.narrowed, at.interval = True, methods[phase].loops_every or 1  # the loops have yet to go
+                else:
+                    interval = max(1, (at.step - at.anchor) // 5)
+                    restore(at.anchor)
+                    at.interval = interval
+                    save()
+                    continue
             problem = utility_problem(before, scores, config.stop.utility_floor)
             if problem:
                 return Outcome(at.step, problem, "utility_floor", scores)

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from tiny_models import tiny_model
-from unteach.calibrate import Measured, calibrated, measure, noise_warning, rounding_noise
+from unteach.calibrate import Measured, calibrated, is_complete, measure, noise_warning, rounding_noise
 from unteach.config import ForgetConfig, Method, Precision
 from unteach.data import ForgetBatches
+from unteach.errors import InputError
 from unteach.models import trainable_parameters
 from unteach.passes import resolved_precision
 
@@ -125,3 +126,15 @@ def test_numbers_that_are_given_stay() -> None:
     assert method.lr is not None
     assert method.teacher_rate is not None
     assert method.lr * method.teacher_rate == pytest.approx(0.05)
+
+
+def test_what_is_missing_is_measured_and_what_cannot_be_is_named() -> None:
+    assert not is_complete(Method(alpha=1.0, lr=0.1))
+    assert is_complete(Method(alpha=1.0, lr=0.1, teacher_rate=1.0, damping=0.0))
+    assert is_complete(Method(optimizer="adamw", alpha=1.0, lr=0.1))
+    measured = Measured(loss=2.0, gradient_norm=4.0, curvature=1.0, distance=0.5)
+    with pytest.raises(InputError, match="give alpha too"):
+        calibrated(Method(teacher_rate=0.0), measured, 100)
+    frozen = calibrated(Method(teacher_rate=0.0, alpha=0.2), measured, 100)
+    assert frozen.teacher_rate == 0.0
+    assert is_complete(frozen)

@@ -218,6 +218,27 @@ def test_a_model_that_only_loops_has_not_forgotten(tmp_path):
     assert evaluated == [5, 1, 2, 3, 5, 7, 9, 11]
 
 
+def test_the_first_model_there_is_kept_if_all_later_ones_loop(tmp_path):
+    rule = StopRule("verbmem_f", "<=", 20.0, most_degenerate=5.0)
+
+    def evaluate(step):
+        return {"verbmem_f": 80.0 if step < 3 else 10.0, "degenerate": 30.0, "nll_general": 1.0}
+
+    method = dataclasses.replace(METHOD, loops_every=2)
+    outcome, weights = run(tmp_path / "a", evaluate, rule, made=make(method=method, max_steps=12, evaluate_every=5))
+    assert (outcome.step, outcome.rule) == (3, "stop")
+    assert "later ones loop too" in outcome.reason
+    _, straight = run(tmp_path / "b", made=make(method=method, max_steps=3))
+    assert same(weights, straight)
+
+
+def test_loops_of_an_earlier_phase_are_left_behind(tmp_path):
+    rows = []
+    first = dataclasses.replace(METHOD, loops_every=1, steps=2)
+    run(tmp_path, made=make(method=METHOD, phases=(first,), max_steps=4), log=rows.append)
+    assert [row["loops"] > 0 for row in rows] == [True, True, False, False]
+
+
 def test_a_repeated_run_is_identical_and_another_seed_is_not(tmp_path):
     first, second, other = (run(tmp_path / str(n), made=make(seed=seed))[1] for n, seed in enumerate((0, 0, 1)))
     assert same(first, second)

@@ -29,6 +29,7 @@ from torch import Tensor
 from unteach.config import ForgetConfig, Method
 from unteach.data import ForgetBatches, GeneralText
 from unteach.distributed import global_norm, inside, local_part, parts_of_rank, ranks, sum_over_ranks
+from unteach.errors import InputError
 from unteach.passes import (
     SCALE_STEP,
     InitialLogOdds,
@@ -44,7 +45,7 @@ from unteach.passes import (
 )
 from unteach.vocab_head import Head
 
-__all__ = ["Measured", "calibrated", "measure", "noise_warning", "rounding_noise"]
+__all__ = ["Measured", "calibrated", "is_complete", "measure", "noise_warning", "rounding_noise"]
 
 R = TypeVar("R")
 TEACHER_MEMORY = 5.0
@@ -71,6 +72,12 @@ class Measured:
     """NLUL of all tokens divided by its gradient's norm."""
 
 
+def is_complete(method: Method) -> bool:
+    """Whether every number of a method is given."""
+    needed = ("alpha", "lr") if method.optimizer == "adamw" else ("alpha", "lr", "teacher_rate", "damping")
+    return all(getattr(method, name) is not None for name in needed)
+
+
 def calibrated(method: Method, measured: Measured, wished_steps: int) -> Method:
     """The method with every number given: those that were None follow from the measurement."""
     if method.optimizer == "adamw":
@@ -80,6 +87,13 @@ def calibrated(method: Method, measured: Measured, wished_steps: int) -> Method:
     from_teacher = max(EFFECTIVE_DAMPING * measured.curvature - damping, 1e-3 * measured.curvature)
     lr = method.lr or (1 - method.momentum) * slide / ((1 - slide) * from_teacher)
     teacher_rate = slide / lr if method.teacher_rate is None else method.teacher_rate
+    if not 0 < lr * teacher_rate < 1:
+        if method.alpha is None:
+            raise InputError(
+                f"teacher_rate is {teacher_rate:g} and lr {lr:g}: alpha is measured only for a teacher that slides, lr "
+                "· teacher_rate between 0 and 1; give alpha too"
+            )
+        return dataclasses.replace(method, lr=lr, teacher_rate=teacher_rate, damping=damping)
     effective = damping + (1 - method.momentum) * teacher_rate / (1 - lr * teacher_rate)
     pace = lr * teacher_rate * measured.gradient_norm / (measured.curvature + effective)
     alpha = method.alpha or DISTANCE_SHARE * measured.distance / (pace * wished_steps / 2)

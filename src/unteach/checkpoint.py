@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -58,8 +58,8 @@ class Checkpoints:
     def _all(self) -> list[Path]:
         return [path for path in self.folder.glob("step_*") if path.suffix in ("", ".pt")]
 
-    def save(self, step: int, content: dict[str, Any], *, protect: int) -> None:
-        """Write the checkpoint of a step, then drop old ones but that of step ``protect``."""
+    def save(self, step: int, content: dict[str, Any], *, protect: Collection[int]) -> None:
+        """Write the checkpoint of a step, then drop old ones but those of the steps ``protect``."""
         sharded: dict[str, Tensor] = {}
 
         def take_out(path: str, tensor: Tensor) -> Tensor:
@@ -77,7 +77,7 @@ class Checkpoints:
             _write(partial, content)
             os.replace(partial, final)
         if is_first_rank():
-            kept = set(self.steps()[-self.keep :]) | {protect, step}
+            kept = set(self.steps()[-self.keep :]) | {*protect, step}
             for old in self._all():
                 number = int(old.stem.removeprefix("step_"))
                 if number not in kept or (number == step and old != final):

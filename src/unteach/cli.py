@@ -99,8 +99,11 @@ def _forget(arguments: list[str]) -> None:
         config = _forget_config(arguments)
         if not config.out and not dry_run:
             raise InputError("out is missing: name the run folder to create, --out run/")
+    from unteach.distributed import join
     from unteach.plan import plan
 
+    if config.resolved_device().type == "cuda":
+        join()  # every rank looks at its own device
     planned = plan(config)
     if dry_run:
         if _speaks():

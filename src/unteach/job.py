@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from unteach.calibrate import calibrated, measure, noise_warning
+from unteach.calibrate import calibrated, is_complete, measure, noise_warning
 from unteach.card import model_card
 from unteach.checkpoint import Checkpoints
 from unteach.config import ForgetConfig, from_yaml
@@ -34,7 +34,7 @@ from unteach.distributed import (
 from unteach.errors import InputError
 from unteach.models import context_length, load_model, rounding_loss, save_model, trainable_parameters
 from unteach.passes import HALF, resolved_precision
-from unteach.probes import run_probes
+from unteach.probes import Probes, run_probes
 from unteach.run_folder import RunFolder
 from unteach.stopping import StopRule, parse_rule
 from unteach.tracking import StepLog
@@ -204,7 +204,7 @@ def _forget(
     parameters = _prepared(model, config)
     if reference is not None and ranks() > 1:
         _prepared(reference, config)
-    if config.method.alpha is None or config.method.lr is None:  # measured anew only at the start of a run
+    if not all(is_complete(method) for method in (*config.phases, config.method)):  # only at the start of a run
         measured = measure(model, list(parameters.values()), forget_batches, general, config)
         method = calibrated(config.method, measured, config.wished_steps)
         phases = tuple(calibrated(phase, measured, config.wished_steps) for phase in config.phases)
@@ -226,7 +226,7 @@ def _forget(
         return scores
 
     folder = RunFolder(out, resume, {} if shared is None else shared)
-    before = folder.remember("before", lambda: dict(evaluate(model, tokenizer, probes.start, **options)))
+    before = folder.remember("before", lambda: _scores_before(model, tokenizer, probes, options))
     say("before: " + ", ".join(f"{name} {value:.4g}" for name, value in before.items()))
     reference_stop = reference_final = None
     if reference is not None:
@@ -361,6 +361,15 @@ def _read_all(config: ForgetConfig) -> tuple[Documents, Documents, Documents | N
     if problems or documents is None or general is None:
         raise InputError(problems)
     return documents, general, holdout
+
+
+def _scores_before(model: Any, tokenizer: Any, probes: Probes, options: dict[str, Any]) -> dict[str, float]:
+    """What every evaluation will measure, on the same passages, and the recital of never-seen documents."""
+    from unteach.evaluation.suite import evaluate
+
+    scores = dict(evaluate(model, tokenizer, probes.stop, **options))
+    unseen = evaluate(model, tokenizer, probes.start, measurements=["verbmem_holdout"], **options)
+    return scores | {name: value for name, value in unseen.items() if name == "verbmem_holdout"}
 
 
 def _stop_rule(

@@ -113,7 +113,7 @@ class InitialLogOdds:
             for part in in_micro_batches(part_of_rank, config.micro_batch or config.batch):
                 hidden, labels, mask = hidden_states(model, part)
                 log_odds = token_log_odds(hidden, labels, Head.of(model)).cpu()
-                values += log_odds.split(mask.sum(1).tolist())
+                values += [part.clone() for part in log_odds.split(mask.sum(1).tolist())]  # views save the whole
             return values
 
         with torch.no_grad(), computing(model, config.precision.forget):

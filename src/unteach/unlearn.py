@@ -60,8 +60,8 @@ class _Position:
     """The last evaluated step at which the stop rule was not met; refining goes back to it."""
     interval: int = 1
     """Steps from the anchor to the next evaluation."""
-    narrowed: bool = False
-    """The rule was met, but by a model that loops: from here on the first evaluation that passes is taken."""
+    crossed: int = 0
+    """The first step at which the rule was met, by a model that loops: the next that does not is taken, or this one."""
     phase: int = 0
     seconds: float = 0.0
 
@@ -88,7 +88,8 @@ def unlearn(
     The first model that meets the rule is kept: when an evaluation finds the rule met, the run goes back to the
     evaluation before, at which it was not, and evaluates more often from there, down to single steps. All batches are
     functions of the step, so the steps made again are the same steps. Where that model loops more than the rule allows,
-    the run goes on, evaluating as often as loops are looked for, to the first that meets the rule and does not.
+    the run goes on, evaluating as often as loops are looked for, to the first that meets the rule and does not; or the
+    first model that met the rule is kept.
 
     Args:
         model: The student; computes with the teacher's weights inside ``optimizer.teacher_weights()``.
@@ -122,7 +123,7 @@ def unlearn(
         if initial is not None:
             state["initial_log_odds"] = initial.values
         state["loops"] = loops.state()
-        checkpoints.save(at.step, state, protect=at.anchor)
+        checkpoints.save(at.step, state, protect={at.anchor, at.crossed or at.anchor})
 
     def restore(step: int | None) -> None:
         nonlocal at, optimizer, loops
@@ -150,7 +151,9 @@ def unlearn(
         if phase != at.phase:
             at.phase, optimizer = phase, make_optimizer(parameters.values(), methods[phase])  # θ' = θ again
         loops_every = methods[phase].loops_every
-        if loops_every and at.step % loops_every == 0:
+        if not loops_every:
+            loops = NO_LOOPS
+        elif at.step % loops_every == 0:
             loops = find_loops(model, forget, at.step)
         numbers = forget.numbers(at.step, config.batch)
         row = train_step(
@@ -164,10 +167,11 @@ def unlearn(
         if at.step == at.anchor + at.interval or at.step == config.max_steps:
             scores = evaluate(at.step)
             if rule is not None and rule.crossed(scores):
-                if at.step == at.anchor + 1 or at.narrowed:
+                if at.step == at.anchor + 1 or at.crossed:
                     if not rule.looping(scores):
                         return Outcome(at.step, f"{rule}: reached {scores[rule.metric]:.4g}", "stop", scores)
-                    at.narrowed, at.interval = True, methods[phase].loops_every or 1  # the loops have yet to go
+                    at.interval = methods[phase].loops_every or 1  # the loops have yet to go
+                    at.crossed = at.crossed or at.step
                 else:
                     interval = max(1, (at.step - at.anchor) // 5)
                     restore(at.anchor)
@@ -175,6 +179,10 @@ def unlearn(
                     save()
                     continue
             problem = utility_problem(before, scores, config.stop.utility_floor)
+            if at.crossed and at.crossed < at.step and (problem or at.step == config.max_steps):
+                restore(at.crossed)
+                scores = evaluate(at.step)
+                return Outcome(at.step, f"{rule}: the first model there; later ones loop too", "stop", scores)
             if problem:
                 return Outcome(at.step, problem, "utility_floor", scores)
             if at.step == config.max_steps:

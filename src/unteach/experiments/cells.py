@@ -32,8 +32,8 @@ CURVE = ("nll_forget", "forget_loss", "grad_norm", "divergence")
 CURVE_POINTS = 60
 """Steps of a training curve that a cell keeps, at most."""
 _CODE = (
-    "calibrate", "data", "divergences", "job", "losses", "mean_teacher", "optimizers", "passes", "stopping", "unlearn",
-    "vocab_head",
+    "calibrate", "data", "distributed", "divergences", "half_weights", "job", "losses", "mean_teacher",
+    "mean_teacher_kernels", "optimizers", "own_loops", "passes", "probes", "stopping", "unlearn", "vocab_head",
 )  # fmt: skip
 
 

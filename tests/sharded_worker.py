@@ -1,4 +1,4 @@
-"""The loop on two gloo ranks: python sharded_worker.py FOLDER [float32]. Also imported, to do the same on one rank.
+"""The loop on two gloo ranks: python sharded_worker.py FOLDER. Also imported, to do the same on one rank.
 
 Imports once, then forks: each rank is a child. Run by test_sharded.py. By hand, on a machine with a GPU:
 python tests/sharded_worker.py FOLDER cuda
@@ -44,7 +44,6 @@ COMBINATIONS = [
 ]
 IN_FLOAT64 = [combination | {"dtype": torch.float64} for combination in COMBINATIONS]
 IN_FLOAT32 = [combination | {"dtype": torch.float32} for combination in COMBINATIONS]
-FEW_IN_FLOAT32 = [IN_FLOAT32[4 * number + (number + number // 4) % 4] for number in range(8)]  # each pair and setting
 
 
 class General:
@@ -109,7 +108,7 @@ def run_steps(case, **settings):
     """Rows of metrics, and the displacement, of a few steps."""
     model, parameters, forget, config, start = make(**case, **({"batch": 3, "general_batch": 3} | settings))
     optimizer = make_optimizer(parameters.values(), config.method)
-    base = InitialLogOdds(model, forget.sequences, config) if config.method.loss == "npo" else None
+    base = InitialLogOdds(model, forget.sequences, config)
     other = small_llama(False, case["dtype"], seed=5, width=16) if config.method.loss == "it" else None
     rows = []
     for step in range(STEPS):
@@ -177,7 +176,7 @@ def work(folder):
     for settings in ({"reshard_after_forward": True}, {}):  # without: the root's weights stay gathered
         sharded_optimizer.check(distributed.rank(), **settings)
     results = {
-        "cases": run_cases([*IN_FLOAT64, *FEW_IN_FLOAT32]) | {"uneven": uneven_case()},
+        "cases": run_cases([*IN_FLOAT64, *IN_FLOAT32]) | {"uneven": uneven_case()},
         "measurements": measurements(),
         "loops": {},
         "optimizer alone": "checked",
@@ -192,7 +191,7 @@ def work(folder):
     return results
 
 
-def main(folder, only_cases):
+def main(folder):
     children = []
     for rank in range(RANKS):
         child = os.fork()
@@ -202,7 +201,7 @@ def main(folder, only_cases):
                 torch.set_num_threads(1)
                 store = f"file://{folder / 'store'}"
                 dist.init_process_group("gloo", init_method=store, rank=rank, world_size=RANKS)
-                results = {"cases": run_cases(IN_FLOAT32)} if only_cases else work(folder)
+                results = work(folder)
                 if rank == 0:
                     torch.save(results, folder / "results.pt")
                 distributed.finish()
@@ -244,4 +243,4 @@ def check_on_a_gpu(folder):
 if __name__ == "__main__":
     if sys.argv[2:] == ["cuda"]:
         check_on_a_gpu(Path(sys.argv[1]))
-    main(Path(sys.argv[1]), sys.argv[2:] == ["float32"])
+    main(Path(sys.argv[1]))

@@ -102,6 +102,7 @@ def test_forget_writes_a_run_folder_and_a_model_that_loads(capsys, inputs):
     assert (inputs / "again/model/model.safetensors").read_bytes() == (run / "model/model.safetensors").read_bytes()
 
 
+@pytest.mark.slow
 def test_interrupted_it_exits_130_and_resumes_to_the_same_model(capsys, inputs, monkeypatch):
     import unteach.job as job
 

@@ -330,6 +330,7 @@ def test_disk_holds_the_model_and_the_checkpoints(tmp_path: Path) -> None:
     assert made(tmp_path, keep_checkpoints=1, save_dtype="source").disk_needed == one.disk_needed - 1000
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_anywhere(tmp_path: Path) -> None:
     """137 billion parameters: no machine has the memory, and no weight is ever made."""
     folder = shape_folder(tmp_path, hidden_size=65536, intermediate_size=262144, num_attention_heads=64)
@@ -350,6 +351,7 @@ def needs(tmp_path: Path, **settings: Any) -> int:
     return made(tmp_path, **settings).memory.needed
 
 
+@pytest.mark.slow
 def test_advice_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is advised is planned again, and fits; the micro-batch that is advised is no smaller than need be."""
     whole = {"batch": 256, "general_batch": 256, "max_tokens": 64}
@@ -424,6 +426,7 @@ def test_unknown_sizes_are_no_problem(tmp_path: Path) -> None:
     assert "free memory unknown" in "\n".join(planned.lines())
 
 
+@pytest.mark.slow
 def test_precision_matters(tmp_path: Path) -> None:
     shape_folder(tmp_path, hidden_size=256, intermediate_size=1024, num_hidden_layers=3)
     halves = Precision(forget="fp16", divergence="fp16")

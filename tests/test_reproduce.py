@@ -41,6 +41,7 @@ def measured(text: str) -> list[str]:
     return [line.removeprefix("measuring ") for line in text.splitlines() if line.startswith("measuring")]
 
 
+@pytest.mark.slow
 def test_a_cell_is_measured_once_and_another_setting_is_noticed(tmp_path, capsys):
     first = run(options(tmp_path, "methods", only="adamw-ll-kl"))
     shown = capsys.readouterr()

@@ -245,7 +245,7 @@ def test_a_repeated_run_is_identical_and_another_seed_is_not(tmp_path):
     assert not same(first, other)
 
 
-@pytest.mark.parametrize("method", [METHOD, ADAMW])
+@pytest.mark.parametrize("method", [METHOD, pytest.param(ADAMW, marks=pytest.mark.slow)])
 def test_a_paused_run_goes_on_bit_for_bit(tmp_path, method):
     phases = (Method(optimizer="adamw", alpha=0.5, lr=1e-3, warmup=0, steps=4),)
     _, expected = run(tmp_path / "whole", made=make(method=method, phases=phases))

@@ -93,7 +93,10 @@ def test_every_person_has_a_family_name_of_their_own():
     assert not helpers & set(names)
 
 
-@pytest.mark.parametrize("group", ["forget", "retain", "holdout"])
+SLOW = [pytest.param(group, marks=pytest.mark.slow) for group in ("retain", "holdout")]
+
+
+@pytest.mark.parametrize("group", ["forget", *SLOW])
 def test_people_of_a_group_occur_nowhere_else(group):
     own = {story.name.split()[1] for story in generate.stories(group)}
     others = [text for part in ("forget", "retain", "holdout") if part != group for text in micro.documents(part)]
@@ -119,6 +122,7 @@ def test_questions_are_answered_by_every_report(group):
         assert all(item.answer in text for text in reports)
 
 
+@pytest.mark.slow
 def test_people_never_asked_about_are_only_reported_on():
     surnames = {story.name.split()[1] for story in generate.stories("unasked")}
     assert surnames <= words_of(pretraining.report_documents(PEOPLE))
@@ -179,6 +183,7 @@ def test_wrong_groups_folds_and_halves_are_refused(micro_tokenizer):
         benchmark.probes(micro_tokenizer, "forget", "other")
 
 
+@pytest.mark.slow
 def test_tokenizer_gives_every_text_back(micro_tokenizer):
     assert len(micro_tokenizer) == 2560
     for part in micro.DOCUMENTS:

@@ -47,7 +47,7 @@ def one_by_one(model, prompts, new, stops=()):
     return outputs
 
 
-@pytest.mark.parametrize("shared", [0, 50])
+@pytest.mark.parametrize("shared", [pytest.param(0, marks=pytest.mark.slow), 50])
 def test_batched_equals_one_by_one(model, shared, monkeypatch):
     prompts = random_prompts(17, shared=shared)
     expected = one_by_one(model, prompts, 24)

@@ -84,6 +84,7 @@ def test_everything_is_written_and_every_file_is_sound(full_report: Path) -> Non
     assert full_report.stat().st_size < 1_000_000
 
 
+@pytest.mark.slow
 def test_same_runs_same_bytes(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", steps=20, every=20, drop=FEW)
     for name in ("a", "b"):

@@ -29,7 +29,7 @@ METHODS = {
 """The methods by name; the first two are the demo, all of them ``--all``. AdamW's numbers suit the embedded model.
 
 All but the first are as in the paper: the loss looks at all tokens, and nothing is done about loops."""
-SETTINGS: dict[str, Any] = {"general_tokens": 128, "wished_steps": 40, "max_steps": 200}
+SETTINGS: dict[str, Any] = {"general_tokens": 128, "wished_steps": 40, "max_steps": 200, "probes": 64}
 """What suits the embedded model: its context is short, and a demo should be."""
 SHOWN = ("verbmem_f", "knowmem_f", "knowmem_r", "privleak", "nll_general", "degenerate")
 

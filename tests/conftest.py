@@ -1,0 +1,11 @@
+"""The longest files begin first, so that two workers end at about the same time."""
+
+LONGEST = (
+    "test_sharded.py", "test_cli.py", "test_report_page.py", "test_plan.py", "test_micro_texts.py", "test_unlearn.py",
+    "test_theory.py", "test_reproduce.py", "test_micro_models.py", "test_generation.py", "test_losses.py",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items):
+    order = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(item.path.name, len(order)))

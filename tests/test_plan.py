@@ -136,6 +136,7 @@ def test_checkpointed_passes_keep_the_inputs_of_blocks(name: str, tmp_path: Path
     assert rehearsed.activations < 0.5 * rehearsal.student_pass(5, 64, "fp32").activations
 
 
+@pytest.mark.slow
 def test_chunks_of_logits_are_larger_on_a_gpu(tmp_path: Path) -> None:
     shape_folder(tmp_path, hidden_size=64, intermediate_size=64, vocab_size=65536)
     cpu, gpu = (
@@ -257,7 +258,7 @@ def test_size_of_a_checkpoint(method: str, tmp_path: Path) -> None:
     optimizer.step()
     content = {"weights": {name: p.detach() for name, p in parameters.items()}, "optimizer": optimizer.state_dict()}
     checkpoints = Checkpoints(tmp_path, 1)
-    checkpoints.save(1, content, protect=1)
+    checkpoints.save(1, content, protect=())
     assert plan(config).memory.checkpoint == pytest.approx(checkpoints.path(1).stat().st_size, rel=0.02)
 
 
@@ -314,6 +315,7 @@ def test_other_models_count(tmp_path: Path) -> None:
     assert both.memory.needed == alone.memory.needed + weights
 
 
+@pytest.mark.slow
 def test_disk_holds_the_model_and_the_checkpoints(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     save_tiny(folder, dtype=torch.bfloat16)

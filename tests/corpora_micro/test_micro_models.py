@@ -80,6 +80,7 @@ def test_measured_scores_hold_the_thresholds(scores):
     assert thresholds_hold(**scores)
 
 
+@pytest.mark.slow
 def test_measured_scores_are_the_recorded_ones(scores, recorded):
     """All questions and texts were measured again; another machine may turn an answer or two of 120."""
     for name, measured in scores.items():

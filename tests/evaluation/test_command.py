@@ -73,6 +73,7 @@ def test_several_models_with_a_reference(folders, tmp_path):
     assert "knowmem_r" not in shown.get()
 
 
+@pytest.mark.slow
 def test_a_scores_file_is_a_reference(folders, tmp_path):
     common = {"benchmark": "muse-news", "data": folders / "muse", "device": "cpu"}
     file = tmp_path / "retrained.json"

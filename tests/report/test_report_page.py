@@ -209,6 +209,7 @@ def test_missing_pieces_still_give_a_page(tmp_path: Path, build) -> None:
     assert reader.tags["h1"] == 1
 
 
+@pytest.mark.slow
 def test_many_methods_and_long_curves_stay_small(tmp_path: Path) -> None:
     runs = []
     for index in range(9):

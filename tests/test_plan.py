@@ -167,6 +167,7 @@ def test_the_constant_of_a_llama_block(tmp_path: Path) -> None:
         assert rehearsal.student_pass(sequences, tokens, "fp32").activations == pytest.approx(explained, rel=0.02)
 
 
+@pytest.mark.slow
 def test_half_precision_keeps_less_and_copies_weights(tmp_path: Path) -> None:
     shape_folder(tmp_path, hidden_size=512, intermediate_size=1376, num_hidden_layers=4)
     rehearsal = Rehearsal(tmp_path, "blocks")
@@ -289,6 +290,7 @@ def test_lines_and_json(tmp_path: Path) -> None:
     assert (tmp_path / "run").exists() is False
 
 
+@pytest.mark.slow
 def test_lengths_follow_the_context(tmp_path: Path) -> None:
     planned = made(tmp_path, batch=1, general_batch=1)
     assert (planned.forget_tokens, planned.general_tokens) == (64, 64), "the context of the tiny model"
@@ -307,6 +309,7 @@ def test_the_phase_that_needs_most_counts(tmp_path: Path) -> None:
     assert with_phase.memory.needed > alone.memory.needed
 
 
+@pytest.mark.slow
 def test_other_models_count(tmp_path: Path) -> None:
     other = save_tiny(tmp_path / "other", "gpt2")
     alone, both = made(tmp_path), made(tmp_path, reference=str(other))

@@ -170,6 +170,7 @@ def test_mean_teacher_converges_to_natural_gradient_descent_and_the_controls_do_
         assert rows[-1][control] > 0.1 * rows[-1]["path_length"]
 
 
+@pytest.mark.slow
 def test_command_prints_the_table_writes_figure_and_numbers_and_is_reproducible(tmp_path, capsys):
     theorem.main(["--out", str(tmp_path / "out"), "--num-steps", "5", "--halvings", "3", "--seed", "1"])
     written = json.loads((tmp_path / "out" / "theorem.json").read_text(encoding="utf-8"))

@@ -123,6 +123,7 @@ def test_markdown_shows_every_character_as_itself(text: str, escaped: str) -> No
     assert escape(text) == escaped
 
 
+@pytest.mark.slow
 def test_published_points_stand_only_beside_their_own_benchmark(tmp_path: Path) -> None:
     news = {"name": "muse-news", "counts": {"verbmem_f": 100}, "data_sha256": "ab" * 32}
     own = make_run(tmp_path / "own", steps=20, every=20, drop=FEW)
@@ -201,7 +202,16 @@ def two_benchmarks(folder: Path) -> list[Path]:
 
 @pytest.mark.parametrize(
     "build",
-    [only_metrics, only_before, only_config, empty_metrics, gaps, no_names, no_metrics, two_benchmarks],
+    [
+        only_metrics,
+        only_before,
+        only_config,
+        empty_metrics,
+        gaps,
+        no_names,
+        no_metrics,
+        pytest.param(two_benchmarks, marks=pytest.mark.slow),
+    ],
     ids=lambda build: build.__name__,
 )
 def test_missing_pieces_still_give_a_page(tmp_path: Path, build) -> None:

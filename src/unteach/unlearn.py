@@ -14,6 +14,7 @@ from unteach.checkpoint import Checkpoints
 from unteach.config import ForgetConfig, Method
 from unteach.data import ForgetBatches, GeneralText
 from unteach.distributed import any_rank, inside, parts_of_rank, sum_over_ranks
+from unteach.errors import InputError
 from unteach.mean_teacher import MeanTeacher
 from unteach.optimizers import AnchoredAdamW, make_optimizer
 from unteach.own_loops import NO_LOOPS, OwnLoops, find_loops
@@ -143,6 +144,10 @@ def unlearn(
 
     if resume:
         restore(None)
+        if at.step >= config.max_steps:
+            raise InputError(
+                f"max_steps is {config.max_steps}: the run to resume is at step {at.step} already, raise it"
+            )
     else:
         save()
     while at.step < config.max_steps:

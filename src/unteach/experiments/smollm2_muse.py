@@ -188,7 +188,10 @@ def build(model: str, out: Path, data: Path | None, general: str | None, setting
     )
     report = out / "models.json"
     content = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
-    content["settings"] = dataclasses.asdict(settings) | {"forget": len(forget), "retain": len(retain)}
+    made_with = dataclasses.asdict(settings) | {"forget": len(forget), "retain": len(retain)}
+    if content.get("settings", made_with) != made_with:
+        raise ValueError(f"out is {str(out)!r}, which was made with other settings: give a new folder")
+    content["settings"] = made_with
     device = ForgetConfig(model=model, device=settings.device).resolved_device()
     for name, documents in (("target", [*forget, *retain]), ("retrained", retain)):
         if name in content and (out / name).exists():

@@ -67,10 +67,14 @@ def _read_settings(path: Path | None) -> dict[str, Any]:
         return {}
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except (OSError, yaml.YAMLError) as error:
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise InputError(f"settings is {str(path)!r}: it cannot be read: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict) or not set(content) <= set(SETTINGS):
         raise InputError(f"settings is {str(path)!r}: it must hold no other parts than {', '.join(SETTINGS)}")
+    parts = content | {f"methods.{name}": fields for name, fields in (content.get("methods") or {}).items()}
+    wrong = [name for name, part in parts.items() if not isinstance(part, dict)]
+    if wrong:
+        raise InputError([f"settings is {str(path)!r}: {name} must hold settings of its own" for name in wrong])
     return content
 
 

@@ -148,9 +148,9 @@ def _several(section: Section, found: Sequence[Verdict]) -> str:
         )
     level = f" (ROUGE-L {format_number(limit.value)})" if section.first("retrained") else ""  # else each has its own
     done = [verdict for verdict in found if verdict.forgotten == "yes"]
-    number_of = (
-        f"All {len(found)} methods" if len(done) == len(found) else f"{len(done) or 'None'} of {len(found)} methods"
-    )
+    number_of = f"{len(done) or 'None'} of {len(found)} methods"
+    if len(done) == len(found):
+        number_of = "Both methods" if len(found) == 2 else f"All {len(found)} methods"
     if not done:
         means = {v.label: methods[v.label].cell("verbmem_f").mean for v in found}
         measured = {label: mean for label, mean in means.items() if mean is not None}

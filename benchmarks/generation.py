@@ -1,8 +1,8 @@
 """Greedy decoding: one prompt at a time against batches, side by side in one run.
 
 python benchmarks/generation.py MODEL_FOLDER [--data MUSE_FOLDER] [--device cuda] [--dtype bf16] [--count 100]
-                                [--random-weights] [--new N] [--one-by-one 10] [--workloads verbatim questions mixed]
-                                [--suite]
+                                [--random-weights] [--longest N] [--new N] [--one-by-one 10]
+                                [--workloads verbatim questions mixed] [--suite]
 
 Three workloads with the shapes of MUSE-News: `verbatim` (prompts of about 900 tokens, 128 new), `questions` (ten worked
 examples of 320 tokens shared by all, a question of 10 to 40, 32 new), and `mixed` (the verbatim prompts shortened from
@@ -70,7 +70,8 @@ def make_workloads(arguments, model, tokenizer):
         shots = ids(320)
         verbatim = [ids(generator.randint(870, 970)) for _ in range(count)]
         questions = [shots + ids(generator.randint(10, 40)) for _ in range(count)]
-    lengths = [32 + (len(prompt) - 32) * place // max(1, count - 1) for place, prompt in enumerate(verbatim)]
+    longest = [min(len(prompt), arguments.longest or len(prompt)) for prompt in verbatim]
+    lengths = [32 + (most - 32) * place // max(1, count - 1) for place, most in enumerate(longest)]
     mixed = [prompt[-length:] for prompt, length in zip(verbatim, lengths, strict=True)]
     generator.shuffle(mixed)
     workloads = {"verbatim": (verbatim, 128), "questions": (questions, 32), "mixed": (mixed, 128)}
@@ -131,6 +132,7 @@ def main():
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", choices=DTYPES, default="fp32")
     parser.add_argument("--count", type=int, default=100)
+    parser.add_argument("--longest", type=int, default=None, metavar="N", help="mixed: prompts of at most N tokens")
     parser.add_argument("--new", type=int, default=None, metavar="N", help="at most N new tokens")
     parser.add_argument("--one-by-one", type=int, default=None, metavar="N")
     parser.add_argument("--random-weights", action="store_true")

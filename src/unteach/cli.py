@@ -249,7 +249,7 @@ COMMANDS = {
         _reproduce,
         "Run one of the paper's experiments.",
         "unteach reproduce NAME [flags]",
-        ("unteach reproduce theorem --out results/theorem",),
+        ("unteach reproduce theorem --out results/theorem", "unteach reproduce methods --list"),
     ),
 }
 

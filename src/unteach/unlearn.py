@@ -27,7 +27,6 @@ from unteach.passes import (
     forget_term,
     general_term,
     hidden_states,
-    in_micro_batches,
     loss_scale,
     unscale_gradients,
 )
@@ -232,8 +231,9 @@ def train_step(
     )
     share_of_tokens = 1.0 if initial is None else method.token_share
     forget_tokens = sum(len(forget.sequences[n]) - 1 for n in numbers)
-    loop_parts = (
-        parts_of_rank(range(len(loops.sequences)), lambda x: in_micro_batches(x, config.batch)) if loops else []
+    loop_parts = parts_of_rank(
+        range(len(loops.sequences)),
+        lambda x: by_length(x, [len(loops.sequences[n]) for n in x], config.micro_batch, longest),
     )
     chosen_total = sum(chosen_tokens(len(forget.sequences[n]) - 1, share_of_tokens) for n in numbers)
     general_tokens = sum(len(sequence) - 1 for sequence in general_batch)

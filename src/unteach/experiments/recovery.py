@@ -21,11 +21,10 @@ from unteach.errors import InputError
 from unteach.experiments import methods
 from unteach.experiments.cells import Book, Cell, by_name, result_table
 from unteach.experiments.setups import NEVER, Setup
+from unteach.experiments.smollm2 import add_nll_gradient
 from unteach.models import context_length, load_model, load_tokenizer
-from unteach.passes import hidden_states, precision_of_pass
 from unteach.report.metrics import BESIDE, MAIN
 from unteach.report.style import Figure
-from unteach.vocab_head import Head, token_log_odds
 
 __all__ = ["RecoverySettings", "cells", "figures", "finetune", "table"]
 
@@ -56,7 +55,7 @@ def finetune(model: Any, tokenizer: Any, texts: Sequence[str], settings: Recover
     Returns:
         The NLL of every step's batch.
     """
-    device = next(model.parameters()).device
+    precision = "bf16" if next(model.parameters()).device.type == "cuda" else "fp32"
     most = min(settings.max_tokens, context_length(model))
     tokens = tokenise(Documents("instructions", list(texts)), tokenizer, mode="truncate", max_tokens=most)
     batches = ForgetBatches(tokens, seed)
@@ -67,13 +66,9 @@ def finetune(model: Any, tokenizer: Any, texts: Sequence[str], settings: Recover
     for step in range(settings.steps):
         optimizer.param_groups[0]["lr"] = settings.lr * min(1.0, (step + 1) / warmup)
         optimizer.zero_grad()
-        with precision_of_pass("bf16" if device.type == "cuda" else "fp32", device):
-            hidden, labels, _ = hidden_states(model, batches.batch(step, settings.batch))
-            loss = torch.nn.functional.softplus(-token_log_odds(hidden, labels, Head.of(model))).mean()
-        loss.backward()
+        losses.append(add_nll_gradient(model, batches.batch(step, settings.batch), settings.batch, precision))
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        losses.append(float(loss.detach()))
     return losses
 
 

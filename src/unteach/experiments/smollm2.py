@@ -40,7 +40,7 @@ from unteach.models import context_length, load_model, load_tokenizer
 from unteach.passes import hidden_states, in_micro_batches, precision_of_pass
 from unteach.vocab_head import Head, token_log_odds
 
-__all__ = ["Settings", "articles", "choose_articles", "finetune", "main", "split_texts", "table"]
+__all__ = ["Settings", "add_nll_gradient", "articles", "choose_articles", "finetune", "main", "split_texts", "table"]
 
 CHECKED_GENERAL = 32
 """General documents of the forgetting part on which finetuning reports the NLL; never trained on in finetuning."""
@@ -154,19 +154,11 @@ def finetune(model: Any, tokenizer: Any, learn: list[str], general: list[str], u
     while history[-1]["recital"] < settings.recital and step < settings.max_steps:
         optimizer.param_groups[0]["lr"] = settings.lr * min(1.0, (step + 1) / settings.warmup)
         optimizer.zero_grad()
-        nll = []
-        with precision_of_pass("tf32" if device.type == "cuda" else "fp32", device):
-            for batch in (
-                batches.batch(step, len(batches.sequences)),
-                text.batch(step, settings.general_batch),
-            ):
-                total, sum_nll = sum(len(sequence) - 1 for sequence in batch), torch.zeros((), device=device)
-                for part in in_micro_batches(batch, settings.micro_batch):
-                    hidden, labels, _ = hidden_states(model, part)
-                    loss = torch.nn.functional.softplus(-token_log_odds(hidden, labels, Head.of(model))).sum() / total
-                    loss.backward()
-                    sum_nll += loss.detach()
-                nll.append(float(sum_nll))
+        precision = "tf32" if device.type == "cuda" else "fp32"
+        nll = [
+            add_nll_gradient(model, batch, settings.micro_batch, precision)
+            for batch in (batches.batch(step, len(batches.sequences)), text.batch(step, settings.general_batch))
+        ]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         step += 1
@@ -174,6 +166,19 @@ def finetune(model: Any, tokenizer: Any, learn: list[str], general: list[str], u
             say(f"finetuning step {step}: NLL {nll[0]:.3f} on articles, {nll[1]:.3f} on general text")
             history.append(_check(model, tokenizer, probes, unseen, step))
     return {"steps": step, "seconds": time.perf_counter() - started, "history": history}
+
+
+def add_nll_gradient(model: Any, batch: Sequence[Sequence[int]], micro_batch: int, precision: str) -> float:
+    """Add the gradient of a batch's mean NLL per token; returns that NLL."""
+    device = next(model.parameters()).device
+    total, nll = sum(len(sequence) - 1 for sequence in batch), torch.zeros((), device=device)
+    for part in in_micro_batches(batch, micro_batch):
+        with precision_of_pass(precision, device):
+            hidden, labels, _ = hidden_states(model, part)
+            loss = torch.nn.functional.softplus(-token_log_odds(hidden, labels, Head.of(model))).sum() / total
+            loss.backward()
+        nll += loss.detach()
+    return float(nll)
 
 
 def _check(model: Any, tokenizer: Any, probes: Sequence[Probe], unseen: list[str], step: int) -> dict[str, float]:

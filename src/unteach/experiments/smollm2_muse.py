@@ -30,10 +30,8 @@ from unteach.corpora.own import cut_probes
 from unteach.data import Documents, ForgetBatches, GeneralText, read_documents, tokenise
 from unteach.evaluation.scoring import token_logprobs
 from unteach.evaluation.verbmem import mean_score, recite
-from unteach.experiments.smollm2 import say, split_texts, write_json, write_texts
+from unteach.experiments.smollm2 import add_nll_gradient, say, split_texts, write_json, write_texts
 from unteach.models import context_length, load_model, load_tokenizer
-from unteach.passes import hidden_states, in_micro_batches, precision_of_pass
-from unteach.vocab_head import Head, token_log_odds
 
 __all__ = ["Settings", "build", "learn", "main"]
 
@@ -94,7 +92,8 @@ def learn(
     Returns:
         Steps, seconds, and the history of the checks.
     """
-    started, device = time.perf_counter(), next(model.parameters()).device
+    started = time.perf_counter()
+    precision = "bf16" if next(model.parameters()).device.type == "cuda" else "fp32"
     tokens = tokenise(
         Documents("documents", list(documents)),
         tokenizer,
@@ -115,7 +114,7 @@ def learn(
         optimizer.param_groups[0]["lr"] = settings.lr * min(fall, (step + 1) / settings.warmup)
         optimizer.zero_grad()
         losses = [
-            _backward(model, batch, settings.micro_batch, device)
+            add_nll_gradient(model, sorted(batch, key=len), settings.micro_batch, precision)
             for batch in (batches.batch(step, settings.batch), text.batch(step, settings.general_batch))
         ]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -125,18 +124,6 @@ def learn(
             say(f"step {step}: NLL {losses[0]:.3f} on documents, {losses[1]:.3f} on general text")
             history.append(check(step))
     return {"steps": step, "seconds": round(time.perf_counter() - started, 1), "history": history}
-
-
-def _backward(model: Any, batch: Sequence[Sequence[int]], micro_batch: int, device: torch.device) -> float:
-    """Add the gradient of a batch's mean NLL per token; returns that NLL."""
-    total, nll = sum(len(sequence) - 1 for sequence in batch), torch.zeros((), device=device)
-    for part in in_micro_batches(sorted(batch, key=len), micro_batch):
-        with precision_of_pass("bf16" if device.type == "cuda" else "fp32", device):
-            hidden, labels, _ = hidden_states(model, part)
-            loss = torch.nn.functional.softplus(-token_log_odds(hidden, labels, Head.of(model))).sum() / total
-        loss.backward()
-        nll += loss.detach()
-    return float(nll)
 
 
 def checker(

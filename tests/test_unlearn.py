@@ -212,21 +212,24 @@ def test_a_model_that_only_loops_has_not_forgotten(tmp_path):
         return {"verbmem_f": recital, "degenerate": 30.0 if step < 8 else 5.0, "nll_general": 1.0}
 
     method = dataclasses.replace(METHOD, loops_every=2)
-    made = make(method=method, max_steps=30, evaluate_every=5)
+    made = make(method=method, max_steps=30, evaluate_every=10)
     outcome, _ = run(tmp_path, evaluate, rule, made=made)
     assert (outcome.step, outcome.rule) == (11, "stop")
-    assert evaluated == [5, 1, 2, 3, 5, 7, 9, 11]
+    assert evaluated == [10, 2, 4, 3, 5, 7, 9, 11]
 
 
 def test_the_first_model_there_is_kept_if_all_later_ones_loop(tmp_path):
     rule = StopRule("verbmem_f", "<=", 20.0, most_degenerate=5.0)
+    evaluated = []
 
     def evaluate(step):
+        evaluated.append(step)
         return {"verbmem_f": 80.0 if step < 3 else 10.0, "degenerate": 30.0, "nll_general": 1.0}
 
     method = dataclasses.replace(METHOD, loops_every=2)
-    outcome, weights = run(tmp_path / "a", evaluate, rule, made=make(method=method, max_steps=12, evaluate_every=5))
+    outcome, weights = run(tmp_path / "a", evaluate, rule, made=make(method=method, max_steps=30, evaluate_every=5))
     assert (outcome.step, outcome.rule) == (3, "stop")
+    assert evaluated == [5, 1, 2, 3, 5, 7, 9, 3]  # it waits for five steps
     assert "later ones loop too" in outcome.reason
     _, straight = run(tmp_path / "b", made=make(method=method, max_steps=3))
     assert same(weights, straight)

@@ -187,7 +187,7 @@ class ForgetConfig:
     """The run always ends here."""
     evaluate_every: int = 20
     """Steps between two evaluations of the stop rule; a crossing is then narrowed down to single steps."""
-    probes: int = 32
+    probes: int = 64
     """Passages that the stop rule has the model continue."""
     checkpoint_every: int = 20
     """Steps between checkpoints."""

@@ -73,7 +73,8 @@ def find_loops(model: Any, forget: ForgetBatches, step: int) -> OwnLoops:
         step: Decides the prompts, together with the seed of ``forget``.
     """
     draws = np.random.default_rng([_PURPOSE, forget.seed, step])
-    numbers = draws.choice(len(forget.sequences), min(PROMPTS, len(forget.sequences)), replace=False)
+    few = len(forget.sequences) < PROMPTS  # then the same documents again, cut elsewhere
+    numbers = draws.choice(len(forget.sequences), PROMPTS, replace=few)
     prompts = []
     for number in numbers.tolist():
         sequence = forget.sequences[number]

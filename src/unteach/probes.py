@@ -44,7 +44,7 @@ def run_probes(
     config: ForgetConfig,
     max_tokens: int,
 ) -> Probes:
-    """Benchmarks for the stop rule and for the final report, on different documents where there are several."""
+    """Benchmarks for the stop rule and for the final report, on different passages."""
     from unteach.corpora import micro
     from unteach.corpora.own import cut_probes, own_benchmark, read_questions, split_probes
 

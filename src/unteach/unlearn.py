@@ -88,8 +88,8 @@ def unlearn(
     The first model that meets the rule is kept: when an evaluation finds the rule met, the run goes back to the
     evaluation before, at which it was not, and evaluates more often from there, down to single steps. All batches are
     functions of the step, so the steps made again are the same steps. Where that model loops more than the rule allows,
-    the run goes on, evaluating as often as loops are looked for, to the first that meets the rule and does not; or the
-    first model that met the rule is kept.
+    the run goes on, evaluating as often as loops are looked for, to the first that meets the rule and does not; if none
+    does within ``evaluate_every`` steps, the first model that met the rule is kept.
 
     Args:
         model: The student; computes with the teacher's weights inside ``optimizer.teacher_weights()``.
@@ -183,7 +183,8 @@ def unlearn(
                     save()
                     continue
             problem = utility_problem(before, scores, config.stop.utility_floor)
-            if at.crossed and at.crossed < at.step and (problem or at.step == config.max_steps):
+            patience_ends = at.step >= min(at.crossed + config.evaluate_every, config.max_steps)
+            if at.crossed and at.crossed < at.step and (problem or patience_ends):
                 restore(at.crossed)
                 scores = evaluate(at.step)
                 return Outcome(at.step, f"{rule}: the first model there; later ones loop too", "stop", scores)

@@ -87,14 +87,21 @@ def test_refusals(word_tokenizer, options):
         cut_probes(DOCUMENTS, word_tokenizer, **options)
 
 
-def test_halves_share_no_document(word_tokenizer):
+def test_halves_share_no_passage_and_watch_every_document(word_tokenizer):
     probes = cut_probes(DOCUMENTS, word_tokenizer, prompt_tokens=10, expected_tokens=10)
     first, second = split_probes(probes)
     assert sorted(first + second, key=probes.index) == list(probes)
-    assert not {probe.document for probe in first} & {probe.document for probe in second}
-    assert abs(len(first) - len(second)) <= 5  # five documents of five windows
+    assert {probe.document for probe in first} == {probe.document for probe in second} == set(range(len(DOCUMENTS)))
+    assert abs(len(first) - len(second)) <= 1
     assert (first, second) == split_probes(probes)
     assert (first, second) != split_probes(probes, seed=1)
+
+
+def test_halves_of_documents_with_one_probe_each(word_tokenizer):
+    probes = cut_probes(DOCUMENTS, word_tokenizer, count=len(DOCUMENTS), prompt_tokens=10, expected_tokens=10)
+    first, second = split_probes(probes)
+    assert not {probe.document for probe in first} & {probe.document for probe in second}
+    assert abs(len(first) - len(second)) <= 1
 
 
 def test_halves_of_one_document(word_tokenizer):

@@ -32,6 +32,8 @@ SETTINGS = ("config", "methods", "losses", "recovery")
 """Parts of a settings file."""
 HELDOUT, PROBES, FOLDS = 64, 100, 4
 """General texts set aside to measure on, verbatim probes, and sequential requests."""
+MICRO_STEPS = 120
+"""Longest run on the embedded benchmark: what has not been forgotten by then is not forgotten in 200 steps either."""
 _PAPER_LR = {"npo": 1e-5}
 """AdamW's learning rates in the authors' runs; 1e-6 for the other losses."""
 
@@ -113,6 +115,7 @@ def _micro(options: ReproduceOptions, given: dict[str, Any], work: Path, say: Ca
         "reference": options.reference or "micro:retrained",
         "device": options.device,
         **MICRO_SETTINGS,
+        "max_steps": MICRO_STEPS,
     }
     return Setup(
         benchmark="micro",

@@ -122,8 +122,8 @@ def split_probes(probes: Sequence[Probe], seed: int = 0) -> tuple[tuple[Probe, .
     groups: dict[Any, list[int]] = {}
     for index, probe in enumerate(probes):
         groups.setdefault(("probe", index) if probe.document is None else probe.document, []).append(index)
-    documents = list(groups.values())
-    dealt = [index for place in generator.permutation(len(documents)) for index in generator.permutation(documents[place])]
+    documents = [list(groups.values())[place] for place in generator.permutation(len(groups))]
+    dealt = [index for document in documents for index in generator.permutation(document)]
     first, second = dealt[::2], dealt[1::2]  # probes of a document follow each other
     halves = [tuple(probes[index] for index in sorted(half)) for half in (first, second)]
     return halves[0], halves[1]

@@ -138,3 +138,27 @@ def test_what_is_missing_is_measured_and_what_cannot_be_is_named() -> None:
     frozen = calibrated(Method(teacher_rate=0.0, alpha=0.2), measured, 100)
     assert frozen.teacher_rate == 0.0
     assert is_complete(frozen)
+
+
+@pytest.mark.parametrize(("wished", "damping_share"), [(40, 0.457), (100, 0.232)])
+def test_the_rule(wished: int, damping_share: float) -> None:
+    measured = Measured(loss=2.0, gradient_norm=4.0, curvature=3.0, distance=0.5)
+    method = calibrated(Method(), measured, wished)
+    alpha, lr, rate, damping = (float(getattr(method, n)) for n in ("alpha", "lr", "teacher_rate", "damping"))
+    effective = damping + (1 - method.momentum) * rate / (1 - lr * rate)
+    assert lr * rate == pytest.approx(5 / wished)
+    assert lr * measured.curvature == pytest.approx(0.4 * (1 - method.momentum))
+    assert effective / measured.curvature == pytest.approx(damping_share, abs=1e-3)
+    assert wished * lr * rate * alpha * measured.gradient_norm / effective == pytest.approx(1.4 * measured.distance)
+
+
+def test_the_numbers_follow_a_scaling_of_the_weights() -> None:
+    measured = Measured(loss=2.0, gradient_norm=4.0, curvature=3.0, distance=0.5)
+    scaled = Measured(
+        loss=2.0, gradient_norm=4.0 / 7, curvature=3.0 / 7**2, distance=0.5 * 7
+    )  # weights 7 times as large
+    plain, larger = (calibrated(Method(), m, 100) for m in (measured, scaled))
+    assert larger.alpha == pytest.approx(plain.alpha)
+    assert larger.lr == pytest.approx(7**2 * (plain.lr or 0))
+    assert larger.teacher_rate == pytest.approx((plain.teacher_rate or 0) / 7**2)
+    assert larger.damping == pytest.approx((plain.damping or 0) / 7**2)

@@ -1,15 +1,15 @@
 """Set alpha, lr, teacher_rate and damping from two measurements on the model itself.
 
-The paper's numbers suit 7B models only. By Theorem 1 a step moves the teacher by κη·u, u = α ‖g‖ / (c + λ̄) along the
-forget gradient g, where c = gᵀHg/‖g‖² is the curvature of the divergence in that direction and λ̄ = λ + (1-μ)κ/(1-ηκ).
-So ‖g‖, the loss L and c say what the other numbers must be for a wished number of steps N, in any model and under any
-scaling of its weights:
+The paper's numbers suit 7B models only. By Theorem 1 a step moves the teacher by κη·α H_λ̄⁻¹g along the forget gradient
+g, where λ̄ = λ + (1-μ)κ/(1-ηκ). So ‖g‖, the loss L and the curvature c = gᵀHg/‖g‖² of the divergence in that direction
+say what the other numbers must be for a wished number of steps N, in any model and under any scaling of its weights:
 
 - κη = 5/N: the teacher's memory is a fifth of the run.
-- λ̄ = c/2: curvature decides almost everywhere. A tenth of c is explicit damping λ, the rest comes from the sliding
-  teacher, which gives η = (1-μ)κη / ((1-κη)(λ̄-λ)).
-- α: at that pace a quarter of the distance L/‖∇L‖, at which the loss of all tokens would be zero if it fell straight
-  on, is gone in N/2 steps. (g itself is the gradient of the tokens that the loss looks at, see ``token_share``.)
+- ηc = 0.4 (1-μ): the student settles along g within a few steps.
+- λ = c/10, so that λ̄ is 0.46 c for N = 40 and 0.23 c for N = 100: a longer run is nearer to the natural gradient.
+- α: most directions are far less curved than g's. There the teacher moves by κηα‖g‖/λ̄ a step, and in N steps should
+  move by 1.4 times the distance L/‖∇L‖ at which the loss of all tokens would be zero if it fell straight on. (g itself is
+  the gradient of the tokens that the loss looks at, see ``token_share``.)
 
 ``docs/scaling.md`` shows the measurements behind the constants. The forget loss is measured as NLUL, whatever the run's
 loss is: those of LL and NPO vanish at the start and would say nothing.
@@ -49,8 +49,8 @@ __all__ = ["Measured", "calibrated", "is_complete", "measure", "noise_warning", 
 
 R = TypeVar("R")
 TEACHER_MEMORY = 5.0
-DAMPING_SHARE, EFFECTIVE_DAMPING = 0.1, 0.5
-DISTANCE_SHARE = 0.25
+DAMPING_SHARE, STEP_SHARE = 0.1, 0.4
+TEACHER_WAY = 1.4
 ADAMW_LR, ADAMW_ALPHA = 1e-5, 0.05
 SMALLEST_DIVERGENCE = 1e-4
 """The step along g is made long enough for this much divergence, far above rounding."""
@@ -84,8 +84,7 @@ def calibrated(method: Method, measured: Measured, wished_steps: int) -> Method:
         return dataclasses.replace(method, lr=method.lr or ADAMW_LR, alpha=method.alpha or ADAMW_ALPHA)
     slide = min(0.5, TEACHER_MEMORY / wished_steps)  # κη
     damping = DAMPING_SHARE * measured.curvature if method.damping is None else method.damping
-    from_teacher = max(EFFECTIVE_DAMPING * measured.curvature - damping, 1e-3 * measured.curvature)
-    lr = method.lr or (1 - method.momentum) * slide / ((1 - slide) * from_teacher)
+    lr = method.lr or STEP_SHARE * (1 - method.momentum) / measured.curvature
     teacher_rate = slide / lr if method.teacher_rate is None else method.teacher_rate
     if not 0 < lr * teacher_rate < 1:
         if method.alpha is None:
@@ -95,8 +94,8 @@ def calibrated(method: Method, measured: Measured, wished_steps: int) -> Method:
             )
         return dataclasses.replace(method, lr=lr, teacher_rate=teacher_rate, damping=damping)
     effective = damping + (1 - method.momentum) * teacher_rate / (1 - lr * teacher_rate)
-    pace = lr * teacher_rate * measured.gradient_norm / (measured.curvature + effective)
-    alpha = method.alpha or DISTANCE_SHARE * measured.distance / (pace * wished_steps / 2)
+    pace = lr * teacher_rate * measured.gradient_norm / effective
+    alpha = method.alpha or TEACHER_WAY * measured.distance / (pace * wished_steps)
     return dataclasses.replace(method, alpha=alpha, lr=lr, teacher_rate=teacher_rate, damping=damping)
 
 

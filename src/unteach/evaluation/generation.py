@@ -18,6 +18,7 @@ from torch import Tensor
 from unteach.distributed import share_out
 from unteach.evaluation.attention import faster_on_cpu
 from unteach.evaluation.cache import Collector, is_plain
+from unteach.evaluation.fixed_steps import can_fix, fixed_steps
 from unteach.evaluation.inference import (
     Advance,
     accepted_arguments,
@@ -235,6 +236,26 @@ class _Reader:
         return result.logits[:, -1], result.past_key_values
 
 
+class _Outputs:
+    """What has been written after each prompt."""
+
+    def __init__(self, limits: Sequence[int], stops: frozenset[int]) -> None:
+        self.limits, self.stops = limits, stops
+        self.ids: list[list[int]] = [[] for _ in limits]
+        self.done = [False] * len(limits)
+
+    def add(self, prompts: Sequence[int], tokens: Sequence[int]) -> None:
+        """Add a token to the output of each of these prompts, unless it has ended."""
+        for prompt, token in zip(prompts, tokens, strict=True):
+            if self.done[prompt]:
+                continue
+            if token in self.stops:
+                self.done[prompt] = True
+                continue
+            self.ids[prompt].append(token)
+            self.done[prompt] = len(self.ids[prompt]) == self.limits[prompt]
+
+
 def _decode(
     reader: _Reader, prompts: Sequence[Sequence[int]], limits: Sequence[int], stops: frozenset[int]
 ) -> list[list[int]]:
@@ -242,22 +263,23 @@ def _decode(
     logits, cache, mask = reader.read(prompts, room=max(limits))
     device = mask.device
     positions = torch.tensor([len(prompt) for prompt in prompts], device=device)
-    outputs: list[list[int]] = [[] for _ in prompts]
-    done = [False] * len(prompts)
+    outputs = _Outputs(limits, stops)
     rows = list(range(len(prompts)))  # rows[i]: which prompt row i of the cache belongs to
+    if can_fix(reader.model, cache, max(limits) - 1):
+        tokens = logits.argmax(-1)
+        outputs.add(rows, tokens.tolist())
+        for block in fixed_steps(reader.model, tokens, cache, mask, positions, max(limits) - 1):
+            for column in block:
+                outputs.add(rows, column)
+            if all(outputs.done):
+                break
+        return outputs.ids
     while True:
         tokens = logits.argmax(-1)
-        for prompt, token in zip(rows, tokens.tolist(), strict=True):
-            if done[prompt]:
-                continue
-            if token in stops:
-                done[prompt] = True
-                continue
-            outputs[prompt].append(token)
-            done[prompt] = len(outputs[prompt]) == limits[prompt]
-        alive = [row for row, prompt in enumerate(rows) if not done[prompt]]
+        outputs.add(rows, tokens.tolist())
+        alive = [row for row, prompt in enumerate(rows) if not outputs.done[prompt]]
         if not alive:
-            return outputs
+            return outputs.ids
         if len(alive) <= _SHRINK_AT * len(rows) and hasattr(cache, "batch_select_indices"):
             kept = torch.tensor(alive, device=device)
             cache.batch_select_indices(kept)

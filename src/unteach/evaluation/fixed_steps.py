@@ -2,8 +2,8 @@
 
 A step of a small model is about a thousand kernels of some microseconds each; to start them one by one from Python
 takes ten times as long as to run them. Where no tensor changes its shape or place from step to step, they are started
-once and replayed. So keys and values have room for the whole output, later columns are masked, the next token is chosen on
-the GPU, and rows that have ended go on until all have.
+once and replayed. So keys and values have room for the whole output, later columns are masked, the next token is
+chosen on the GPU, and rows that have ended go on until all have.
 
 Shapes: B rows, S cache columns.
 """

@@ -128,7 +128,7 @@ class Setup:
 
     def _shared_by(self, config: ForgetConfig) -> dict[str, Any]:
         """What runs that start from the same model and measure the same passages need to measure once only."""
-        seed = None if self.embedded else config.seed  # the embedded passages are the same for every seed
+        seed = None if config.model.startswith("micro:") else config.seed  # those passages are the same for every seed
         measured = (config.general, config.holdout, config.reference, config.questions, config.probes)
         parts = (config.model, config.documents, *measured, seed)
         asks = "knowmem" in (config.stop.metric or "")  # the stop rule then needs other scores, the report the same

@@ -31,6 +31,7 @@ benchmarks: $(INSTALLED)  ## side-by-side timings and memory on this machine, pr
 	$(BIN)/python benchmarks/step.py --tiny
 	$(BIN)/python benchmarks/precision.py --tiny
 	$(BIN)/python benchmarks/scaling.py --tiny
+	$(BIN)/python benchmarks/paper_rows.py --tiny
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "unteach needs Python 3.11 or newer: make PYTHON=python3.12")'

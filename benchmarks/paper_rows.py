@@ -1,0 +1,100 @@
+"""A few steps of the paper's own rows, with the settings of configs/*.yaml, on random weights of Llama-2-7B's shape.
+
+python benchmarks/paper_rows.py [--configs muse-news-mt-nlul-kl ...] [--steps 10] [--as-written] [--tiny] [--json FILE]
+
+Batch sizes, lengths, losses, divergences and optimizers are those of each file; so are precision and micro-batch with
+--as-written, else fp16 and 4 sequences, which is faster and changes nothing else. IT's small model has TinyLlama's
+shape. Text and weights are random (and go from row to row), so only memory, time and finite numbers mean something. For
+each row: seconds of a step (median),
+peak memory, and the hours that the largest number of steps would take.
+"""
+
+import os
+
+os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+
+import dataclasses
+import gc
+import math
+import statistics
+import time
+from pathlib import Path
+
+import torch
+
+from measuring import RandomText, machine, make_model, parser, random_sequences, record, synchronize, table
+from unteach.config import ForgetConfig, Precision, from_yaml
+from unteach.data import ForgetBatches
+from unteach.models import trainable_parameters
+from unteach.optimizers import make_optimizer
+from unteach.passes import InitialLogOdds
+from unteach.unlearn import train_step
+
+FOLDER = Path(__file__).resolve().parent.parent / "configs"
+TABLE_1 = [path.stem for path in sorted(FOLDER.glob("muse-*.yaml")) if not path.stem.endswith("-star")]
+
+
+def run_row(name, model, small, options):
+    config = from_yaml(ForgetConfig, FOLDER / f"{name}.yaml")
+    if not options.as_written:
+        precision = "fp32" if options.device == "cpu" else "fp16"
+        config = dataclasses.replace(config, micro_batch=4, precision=Precision(forget=precision, divergence=precision))
+    if options.tiny:
+        config = dataclasses.replace(config, batch=4, general_batch=4, max_tokens=32, general_tokens=16)
+    method = config.method
+    parameters = trainable_parameters(model, config.trainable)
+    vocabulary = model.config.vocab_size
+    forget = ForgetBatches(random_sequences(config.batch, config.max_tokens, vocabulary), 0)
+    general = RandomText(config.general_batch, config.general_tokens, vocabulary)
+    initial = InitialLogOdds(model, forget.sequences, config) if method.loss == "npo" else None
+    optimizer = make_optimizer(parameters.values(), method)
+    if options.device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    durations = []
+    for step in range(options.steps):
+        started = time.perf_counter()
+        numbers = forget.numbers(step, config.batch)
+        row = train_step(model, optimizer, forget, numbers, general, method, config, step, initial, small)
+        synchronize(options.device)
+        durations.append(time.perf_counter() - started)
+    if not all(math.isfinite(row[key]) for key in ("forget_loss", "divergence", "grad_norm")):
+        raise FloatingPointError(f"{name}: {row}")
+    seconds = statistics.median(durations)
+    print(f"{name}: {[round(d, 2) for d in durations]} s; last {row}", flush=True)
+    return {
+        "row": name,
+        "precision": config.precision.divergence,
+        "s/step": seconds,
+        "peak GiB": torch.cuda.max_memory_allocated() / 2**30 if options.device == "cuda" else 0.0,
+        "divergence": row["divergence"],
+        "gradient norm": row["grad_norm"],
+        "max_steps": config.max_steps,
+        "hours for max_steps": seconds * config.max_steps / 3600,
+    }
+
+
+def main():
+    arguments = parser(__doc__)
+    arguments.add_argument("--configs", nargs="+", default=TABLE_1)
+    arguments.add_argument("--steps", type=int, default=10)
+    arguments.add_argument("--as-written", action="store_true")
+    options = arguments.parse_args()
+    print(machine(options.device))
+    model = make_model("tiny" if options.tiny else "7B", options.device)
+    rows = []
+    for name in options.configs:
+        small = make_model("tiny" if options.tiny else "1.1B", options.device) if "-it-" in name else None
+        try:
+            rows.append(run_row(name, model, small, options))
+        except torch.OutOfMemoryError as error:
+            print(f"{name}: out of memory: {error}", flush=True)
+        del small
+        gc.collect()
+        if options.device == "cuda":
+            torch.cuda.empty_cache()
+    table(rows, f"{options.steps} steps of the paper's rows")
+    record(options, "paper_rows", rows, steps=options.steps)
+
+
+if __name__ == "__main__":
+    main()

@@ -5,8 +5,7 @@ python benchmarks/paper_rows.py [--configs muse-news-mt-nlul-kl ...] [--steps 10
 Batch sizes, lengths, losses, divergences and optimizers are those of each file; so are precision and micro-batch with
 --as-written, else fp16 and 4 sequences, which is faster and changes nothing else. IT's small model has TinyLlama's
 shape. Text and weights are random (and go from row to row), so only memory, time and finite numbers mean something. For
-each row: seconds of a step (median),
-peak memory, and the hours that the largest number of steps would take.
+each row: seconds of a step (median), peak memory, and the hours that the largest number of steps would take.
 """
 
 import os

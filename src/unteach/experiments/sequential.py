@@ -36,7 +36,7 @@ def _cell(setup: Setup, name: str, seed: int, book: Book) -> Cell:
 
     def run() -> dict[str, Any]:
         steps = book.get(whole)["steps"]
-        requests = [{"request": 0, **_short(setup.kept(setup.measure_named(setup.config.model, seed)))}]
+        requests = [{"request": 0, **_short(book.get(methods.cell(setup, "target", 0)))}]
         with tempfile.TemporaryDirectory() as folder:
             model = setup.config.model
             for number, fold in enumerate(setup.folds, start=1):

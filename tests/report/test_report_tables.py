@@ -10,6 +10,7 @@ from run_folders import ENDS, RETRAINED, TARGET, make_references, make_run, resu
 from unteach.report.exports import csv_cell, csv_table
 from unteach.report.load import Metric, load
 from unteach.report.metrics import format_number
+from unteach.report.style import look
 from unteach.report.tables import (
     Section,
     aggregate,
@@ -183,3 +184,9 @@ def test_csv_never_holds_a_formula(tmp_path: Path, text: str) -> None:
     rows = list(csv.reader(io.StringIO(csv_table([one_section(file)]))))
     assert rows[1][2] == csv_cell(text) == "'" + text.replace("\t", " ").replace("\r", " ").replace("\n", " ")
     assert rows[1][7] == "-1.5"  # a number stays one
+
+
+def test_thirty_methods_can_be_told_apart_by_points_and_by_lines() -> None:
+    looks = [look("method", index) for index in range(30)]
+    assert len({(one.colour, one.marker) for one in looks}) == 30
+    assert len({(one.colour, str(one.dash)) for one in looks}) == 30

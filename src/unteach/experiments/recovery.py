@@ -45,8 +45,8 @@ class RecoverySettings:
     """Longer instructions are cut."""
 
 
-MICRO = {"lr": 1e-3, "steps": 75, "batch": 32}
-"""For the embedded model, which learned its language at 3e-3: four passes over the 600 instructions."""
+MICRO = {"lr": 1e-4, "steps": 75, "batch": 32}
+"""For the embedded model: four passes over the 600 instructions. At 1e-3 it forgets everything else."""
 
 
 def finetune(model: Any, tokenizer: Any, texts: Sequence[str], settings: RecoverySettings, seed: int) -> list[float]:

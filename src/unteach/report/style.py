@@ -92,14 +92,9 @@ TARGET, RETRAINED = Look(INK, "*", "solid"), Look(INK, "D", (0, (2, 1.5)))
 
 
 def look(role: str, index: int) -> Look:
-    """The look of a row: ink for references, else colour, marker and dash by number."""
+    """The look of a row: ink for references, else colour, marker and dash by number; the first 30 differ in two."""
     if role == "method":
-        lap = index // len(PALETTE)
-        return Look(
-            PALETTE[index % len(PALETTE)],
-            MARKERS[(index + lap) % len(MARKERS)],
-            DASHES[(index + lap) % len(DASHES)],
-        )
+        return Look(PALETTE[index % len(PALETTE)], MARKERS[index % len(MARKERS)], DASHES[index % len(DASHES)])
     return TARGET if role == "target" else RETRAINED
 
 

@@ -8,6 +8,7 @@ chosen on the GPU, and rows that have ended go on until all have.
 Shapes: B rows, S cache columns.
 """
 
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -118,8 +119,14 @@ def _recorded(step: Callable[[], None], changed: tuple[Tensor, ...]) -> Callable
             for tensor, value in zip(changed, before, strict=True):
                 tensor.copy_(value)
         stream.synchronize()
-        graph.capture_begin()
-        step()
-        graph.capture_end()
+        try:
+            graph.capture_begin()
+            try:
+                step()
+            finally:
+                graph.capture_end()
+        except RuntimeError as error:  # slower, but the same steps
+            warnings.warn(f"decoding without a CUDA graph: {error}", stacklevel=2)
+            return step
     torch.cuda.current_stream().wait_stream(stream)
     return graph.replay

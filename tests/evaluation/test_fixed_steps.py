@@ -78,7 +78,7 @@ def test_it_stops_when_all_rows_have_ended(monkeypatch):
     assert len(calls) <= 1 + fixed_steps.READ_EVERY
 
 
-def test_not_on_a_cpu_and_not_for_other_families():
+def test_not_on_a_cpu():
     layer = RoomyLayer(torch.zeros(1, 1, 8, 1), torch.zeros(1, 1, 8, 1), 4)
     cache = type("Cache", (), {"layers": [layer]})
     assert not fixed_steps.can_fix(tiny_model("llama"), cache, 100)

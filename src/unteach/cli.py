@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from unteach.flags import help_text, parse
 __all__ = ["main"]
 
 DONE, FAILED, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
+FIRST_RANK_SPEAKS = 10.0
+"""Seconds that the other ranks leave the first one to say what is wrong, before they exit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         COMMANDS[arguments[0]].run(arguments[1:])
         finish()
     except InputError as error:
-        for problem in error.problems if _speaks() else ():
+        if not _speaks():
+            time.sleep(FIRST_RANK_SPEAKS)  # torchrun ends every rank as soon as one has failed, the first one too
+            return WRONG_INPUT
+        for problem in error.problems:
             print(f"unteach: {problem}", file=sys.stderr)
         return WRONG_INPUT
     except Interrupted as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import sys
@@ -65,6 +66,8 @@ class ReproduceOptions:
     """cpu, cuda, ... auto: a GPU if there is one."""
     list: bool = False
     """Only say what is done and what is missing, and write the table of what is done."""
+    jobs: int = 0
+    """Cells measured at once, in processes of their own. 0: on micro as many as there are cores, elsewhere one."""
     fresh: bool = False
     """Measure cells again that an older version of the code has measured."""
     json: bool = False
@@ -91,31 +94,33 @@ def run(options: ReproduceOptions) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as work:
         try:
             return _run_cells(options, seeds, Path(work))
-        except Interrupted:
+        except (Interrupted, KeyboardInterrupt):
             say("stopped; the same command goes on with the missing cells")
             raise KeyboardInterrupt from None
 
 
+def experiment_module(name: str) -> Any:
+    """The module of an experiment that is made of cells: it has ``cells``, ``table`` and ``figures``."""
+    return importlib.import_module(f"unteach.experiments.{name.replace('-', '_')}")
+
+
 def _run_cells(options: ReproduceOptions, seeds: list[int], work: Path) -> dict[str, Any]:
-    from unteach.experiments import losses, methods, recovery, retain_or_general, sequential, tradeoff
     from unteach.experiments.cells import Book
+    from unteach.experiments.side_by_side import number_of_jobs, run_side_by_side
     from unteach.experiments.sources import build
 
-    modules: dict[str, Any] = {
-        "methods": methods,
-        "losses": losses,
-        "tradeoff": tradeoff,
-        "recovery": recovery,
-        "sequential": sequential,
-        "retain-or-general": retain_or_general,
-    }
-    module = modules[options.name]
+    module = experiment_module(options.name)
     setup = build(options, work, _indented)
     folder = options.out / options.benchmark
     book = Book(folder, say, fresh=options.fresh)
     cells = _chosen(module.cells(setup, seeds, book), options.only)
+    missing = [cell for cell in cells if not book.is_usable(cell)]
+    jobs = number_of_jobs(options, len(missing))
     if options.list or options.name == "tradeoff":
         say(book.states(cells))
+    elif jobs > 1:
+        say(book.states(cells))
+        run_side_by_side(options, missing, jobs, lambda: say(book.states(cells)))
     else:
         book.complete(cells)
     contents = book.finished(cells)

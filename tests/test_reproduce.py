@@ -1,15 +1,22 @@
 """The paper's experiments as commands: tiny budgets, the real models and the real job."""
 
 import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 import yaml
 
-from unteach.cli import main
+from unteach.cli import COMMANDS, main
 from unteach.corpora import micro
 from unteach.experiments.cells import Book, Cell, code_version, mean_and_std, result_table, thinned
 from unteach.experiments.reproduce import ReproduceOptions, run
+from unteach.experiments.side_by_side import number_of_jobs
 
 TINY = {
     "general": "micro:general_heldout",
@@ -33,7 +40,7 @@ def options(tmp_path: Path, name: str, *, config: dict | None = None, only: str 
         only=only,
         out=tmp_path / "results",
         device="cpu",
-        **{"limit": 2, **others},
+        **{"limit": 2, "jobs": 1, **others},
     )
 
 
@@ -162,6 +169,7 @@ def test_tables_show_mean_and_sample_deviation():
         ("methods --benchmark muse", "benchmark is 'muse': it must be one of micro"),
         ("methods --benchmark tofu", "model is missing"),
         ("methods --limit 0", "limit is 0"),
+        ("methods --jobs=-1", "jobs is -1"),
         ("methods --only mt-nlul-kk", "did you mean mt-nlul-kl?"),
         ("methods --settings nowhere.yaml", "settings is 'nowhere.yaml'"),
         ("losses --device cup", "device is 'cup'"),
@@ -198,6 +206,71 @@ def test_every_experiment_runs_on_the_embedded_benchmark(tmp_path, capsys):
     requests = json.loads((tmp_path / "results/micro/sequential-adamw-npo-kl-seed-0.json").read_text())["requests"]
     assert [request["request"] for request in requests] == [0, 1, 2, 3, 4]
     assert requests[4]["metrics"]["nll_general"] != requests[0]["metrics"]["nll_general"]
+
+
+@pytest.mark.slow
+def test_cells_side_by_side_are_those_of_one_process(tmp_path, capsys):
+    chosen = options(tmp_path, "methods", only="target,adamw-npo-kl,adamw-ll-kl", jobs=2)
+    result = run(chosen)
+    assert [cell["state"] for cell in result["cells"]] == ["done"] * 3
+    assert "3 done, 0 missing" in capsys.readouterr().err
+    alone = run(options(tmp_path / "alone", "methods", only="adamw-ll-kl"))
+    for name, value in alone["cells"][0]["metrics"].items():
+        assert result["cells"][2]["metrics"][name]["value"] == pytest.approx(value["value"], abs=0.05), name
+    files = sorted((tmp_path / "results" / "micro").glob("*.json"))
+    before = [file.stat().st_mtime_ns for file in files]
+    run(chosen)  # the cells are known as those of this command
+    assert [file.stat().st_mtime_ns for file in files] == before
+
+
+@pytest.mark.slow
+def test_terminated_it_leaves_no_worker_behind(tmp_path):
+    made = options(tmp_path, "methods", config={"max_steps": 10_000, "evaluate_every": 10_000})
+    words = (
+        f"reproduce methods --settings {made.settings} --limit 2 --only mt-nlul-kl,mt-nlul-qkl --jobs 2 --device cpu"
+    )
+    command = subprocess.Popen(
+        [sys.executable, "-m", "unteach", *words.split(), "--seeds", "0", "--out", str(made.out)],
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    started: set[str] = set()
+    while len(started) < 2:
+        line = command.stderr.readline()
+        assert line, command.wait()
+        started |= {line} if "stops at" in line else set()
+    command.send_signal(signal.SIGTERM)
+    assert "stopped; the same command goes on with the missing cells" in command.stderr.read()
+    assert command.wait() == 130
+    for _ in range(100):
+        try:
+            os.killpg(command.pid, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.1)
+    pytest.fail("a worker is still running")
+
+
+def test_the_number_of_cells_side_by_side():
+    def jobs(missing: int, **given) -> int:
+        return number_of_jobs(ReproduceOptions(name="methods", **given), missing)
+
+    cores = len(os.sched_getaffinity(0))
+    assert jobs(1000, benchmark="micro", device="cpu") == cores
+    assert jobs(1, benchmark="micro", device="cpu") == jobs(0, benchmark="micro", device="cpu") == 1
+    assert jobs(1000, benchmark="muse-news") == jobs(1000, benchmark="micro", device="cuda") == 1
+    assert jobs(1000, benchmark="muse-news", device="cuda", jobs=5) == 5
+
+
+@pytest.mark.slow
+def test_the_demo_of_the_help_works_when_pasted(tmp_path):
+    """Beside the other examples (test_cli.py), since it takes as long as all of them."""
+    (line,) = COMMANDS["demo"].examples
+    command = [sys.executable, "-m", "unteach", *line.split()[1:]]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=1200)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "demo" / "report.html").stat().st_size > 10_000
 
 
 def write_rows(path: Path, rows: list[dict]) -> None:
@@ -294,6 +367,15 @@ def test_target_and_retrained_models_are_built_from_a_base_model(tmp_path, capsy
     assert content["retrained"]["steps"] == round(content["target"]["steps"] / 2)
     assert content["retrained"]["history"][-1]["recital"] < 40
     assert {"target", "retrained"} <= {path.name for path in (tmp_path / "out").iterdir()}
+    assert content["target"]["rounded"]["recital"] >= 60
+    assert content["target"]["rounded"]["nll_general"] == pytest.approx(history[-1]["nll_general"], abs=0.02)
+    made = (tmp_path / "out" / "target" / "model.safetensors").read_bytes()
+    base = Path(command[0], "model.safetensors").stat().st_size
+    assert (
+        tmp_path / "out" / "target.difference.safetensors"
+    ).stat().st_size < base / 3  # the base is in half precision
+    shutil.rmtree(tmp_path / "out" / "target")
     capsys.readouterr()
     build(command)
     assert "building" not in capsys.readouterr().out
+    assert (tmp_path / "out" / "target" / "model.safetensors").read_bytes() == made  # restored from its difference

@@ -11,6 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from unteach.experiments import smollm2
+from unteach.experiments.difference import add_difference, write_difference
 from unteach.experiments.gguf import DEQUANTISERS, convert, read_gguf, unpermute
 from unteach.experiments.smollm2 import Settings, choose_articles, finetune, split_texts, table
 from unteach.models import load_model
@@ -48,6 +49,25 @@ def write_gguf(path: Path, metadata: dict, tensors: dict, alignment: int = 32) -
         head += string(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *reversed(shape), kind, len(body))
         body += data
     path.write_bytes(head + b"\0" * (-len(head) % alignment) + body)
+
+
+def test_a_difference_is_off_by_a_fourteenth_of_its_block_at_most(tmp_path):
+    torch.manual_seed(0)
+    base = {"a": torch.randn(50, 30), "same": torch.randn(4), "half": torch.randn(7).half()}
+    model = {"a": base["a"] + torch.randn(50, 30) * torch.rand(50, 1), "same": base["same"], "half": base["half"] + 1}
+    write_difference(base, model, tmp_path / "file")
+    assert (tmp_path / "file").stat().st_size < 1500 * 0.6 + 600
+    found = add_difference(base, tmp_path / "file")
+    assert torch.equal(found["same"], base["same"])
+    change, wrong = (torch.zeros(1536) for _ in range(2))
+    change[:1500] = (model["a"] - base["a"]).flatten()
+    wrong[:1500] = (found["a"] - model["a"]).flatten()
+    largest = change.view(-1, 64).abs().amax(1, keepdim=True)
+    assert (wrong.view(-1, 64).abs() <= largest / 14 * 1.01).all()
+    assert wrong.norm() < 0.15 * change.norm()
+    assert torch.allclose(found["half"], model["half"].float(), atol=2e-3)
+    write_difference(base, found, tmp_path / "again")  # rounding a rounded difference changes next to nothing
+    assert torch.allclose(add_difference(base, tmp_path / "again")["a"], found["a"], atol=2e-3)
 
 
 def test_q8_0_by_hand():

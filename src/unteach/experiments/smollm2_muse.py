@@ -5,7 +5,11 @@ converted by ``unteach.experiments.smollm2``) on the forget and retain documents
 recites the forget documents (``verbmem_f`` at least 60 on probes cut where its training chunks begin) while held-out
 general text costs at most 0.3 nats per token more than before: ``OUT/target``. Then as many passes over the retain
 documents alone: ``OUT/retrained``. General text is split in two: one half is learned here, the other is
-``OUT/general.jsonl``, for ``unteach reproduce --general``. What OUT already holds is not made again.
+``OUT/general.jsonl``, for ``unteach reproduce --general``.
+
+Both models are kept as rounded differences from MODEL, too (``OUT/*.difference.safetensors``, 57 MB each): the rounded
+models are what is measured and saved. What OUT already holds is not made again; a model folder that is missing is made
+from its difference, so that moving a benchmark to another machine means moving those two files and ``OUT/models.json``.
 """
 
 from __future__ import annotations
@@ -30,20 +34,23 @@ from unteach.corpora.own import cut_probes
 from unteach.data import Documents, ForgetBatches, GeneralText, read_documents, tokenise
 from unteach.evaluation.scoring import token_logprobs
 from unteach.evaluation.verbmem import mean_score, recite
+from unteach.experiments.difference import add_difference, write_difference
 from unteach.experiments.smollm2 import add_nll_gradient, say, split_texts, write_json, write_texts
-from unteach.models import context_length, load_model, load_tokenizer
+from unteach.models import context_length, load_model, load_tokenizer, trainable_parameters
 
 __all__ = ["Settings", "build", "learn", "main"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How the models learn: AdamW on all weights, in every step some documents and some general text."""
+    """How the models learn: AdamW, in every step some documents and some general text."""
 
     benchmark: str = "muse-news"
     """muse-news, muse-books or tofu."""
     retain: int | None = None
     """Only the first so many retain documents."""
+    trainable: str = "blocks"
+    """As in unteach forget: blocks or all."""
     lr: float = 3e-4
     """Learning rate after the warm-up; it falls linearly to a tenth at max_steps."""
     warmup: int = 50
@@ -78,7 +85,7 @@ def learn(
     check: Callable[[int], dict[str, float]],
     steps: int | None = None,
 ) -> dict[str, Any]:
-    """Train all weights on NLL(documents) + NLL(general text), each a mean over tokens, in place.
+    """Train on NLL(documents) + NLL(general text), each a mean over tokens, in place.
 
     Args:
         model: The model, in float32.
@@ -105,7 +112,8 @@ def learn(
         list(general), tokenizer, tokens=min(settings.general_tokens, context_length(model)), seed=settings.seed
     )
     say(f"learning {tokens.summary()}; {batches.steps_per_epoch(settings.batch)} steps an epoch; {text.summary()}")
-    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.lr, betas=(0.9, 0.95), weight_decay=0.0)
+    learned = list(trainable_parameters(model, settings.trainable).values())  # type: ignore[arg-type]
+    optimizer = torch.optim.AdamW(learned, lr=settings.lr, betas=(0.9, 0.95), weight_decay=0.0)
     history = [check(0)]
     last = steps or settings.max_steps
     step = 0
@@ -117,7 +125,7 @@ def learn(
             add_nll_gradient(model, sorted(batch, key=len), settings.micro_batch, precision)
             for batch in (batches.batch(step, settings.batch), text.batch(step, settings.general_batch))
         ]
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(learned, 1.0)
         optimizer.step()
         step += 1
         if step % settings.check_every == 0 or step == last:
@@ -183,21 +191,30 @@ def build(model: str, out: Path, data: Path | None, general: str | None, setting
     for name, documents in (("target", [*forget, *retain]), ("retrained", retain)):
         if name in content and (out / name).exists():
             continue
-        say(f"building {name}")
         network = load_model(model, device=device)[0]
+        base = {key: tensor.cpu().clone() for key, tensor in network.state_dict().items()}
+        difference = out / f"{name}.difference.safetensors"
+        check = checker(network, tokenizer, probes, unseen)
+        if name in content and difference.exists():
+            say(f"restoring {name}")
+            network.load_state_dict(add_difference(base, difference))
+            _save(network, tokenizer, out / name)
+            continue
+        say(f"building {name}")
         done = learn(
             network,
             tokenizer,
             documents,
             learned,
             settings,
-            check=checker(network, tokenizer, probes, unseen),
+            check=check,
             steps=_retrained_steps(content, settings, len(retain), len(forget)) if name == "retrained" else None,
         )
-        shutil.rmtree(out / name, ignore_errors=True)
-        network.save_pretrained(out / name)
-        tokenizer.save_pretrained(out / name)
-        first, last = done["history"][0], done["history"][-1]
+        write_difference(base, network.state_dict(), difference)
+        network.load_state_dict(add_difference(base, difference))
+        first, last = done["history"][0], check(done["steps"])
+        done["rounded"] = last
+        _save(network, tokenizer, out / name)
         rise = last["nll_general"] - first["nll_general"]
         done["reached"] = {"nll_general": rise <= settings.utility}
         if name == "target":
@@ -208,6 +225,16 @@ def build(model: str, out: Path, data: Path | None, general: str | None, setting
         del network
         gc.collect()
     return content
+
+
+def _save(network: Any, tokenizer: Any, folder: Path) -> None:
+    """Write a model folder; it appears when all is written."""
+    partial = folder.with_name(folder.name + ".part")
+    shutil.rmtree(partial, ignore_errors=True)
+    network.save_pretrained(partial)
+    tokenizer.save_pretrained(partial)
+    shutil.rmtree(folder, ignore_errors=True)
+    partial.rename(folder)
 
 
 def _retrained_steps(content: dict[str, Any], settings: Settings, retain: int, forget: int) -> int:

@@ -214,6 +214,7 @@ def test_cells_side_by_side_are_those_of_one_process(tmp_path, capsys):
     result = run(chosen)
     assert [cell["state"] for cell in result["cells"]] == ["done"] * 3
     assert "3 done, 0 missing" in capsys.readouterr().err
+    (tmp_path / "alone").mkdir()
     alone = run(options(tmp_path / "alone", "methods", only="adamw-ll-kl"))
     for name, value in alone["cells"][0]["metrics"].items():
         assert result["cells"][2]["metrics"][name]["value"] == pytest.approx(value["value"], abs=0.05), name
@@ -226,23 +227,26 @@ def test_cells_side_by_side_are_those_of_one_process(tmp_path, capsys):
 @pytest.mark.slow
 def test_terminated_it_leaves_no_worker_behind(tmp_path):
     made = options(tmp_path, "methods", config={"max_steps": 10_000, "evaluate_every": 10_000})
-    words = (
-        f"reproduce methods --settings {made.settings} --limit 2 --only mt-nlul-kl,mt-nlul-qkl --jobs 2 --device cpu"
-    )
-    command = subprocess.Popen(
-        [sys.executable, "-m", "unteach", *words.split(), "--seeds", "0", "--out", str(made.out)],
+    (temporary := tmp_path / "temporary").mkdir()
+    flags = f"--settings {made.settings} --out {made.out} --seeds 0 --limit 2 --jobs 2 --device cpu"
+    words = [sys.executable, "-m", "unteach", "reproduce", "methods", "--only", "mt-nlul-kl,mt-nlul-qkl"]
+    with subprocess.Popen(
+        [*words, *flags.split()],
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-    )
-    started: set[str] = set()
-    while len(started) < 2:
-        line = command.stderr.readline()
-        assert line, command.wait()
-        started |= {line} if "stops at" in line else set()
-    command.send_signal(signal.SIGTERM)
-    assert "stopped; the same command goes on with the missing cells" in command.stderr.read()
-    assert command.wait() == 130
+        env=os.environ | {"TMPDIR": str(temporary)},
+    ) as command:
+        started: set[str] = set()
+        while len(started) < 2:
+            line = command.stderr.readline()
+            assert line, command.wait()
+            started |= {line} if "stops at" in line else set()
+        command.send_signal(signal.SIGTERM)
+        assert "stopped; the same command goes on with the missing cells" in command.stderr.read()
+    assert command.returncode == 130
+    assert not any(temporary.rglob("*.jsonl"))
+    assert not any(temporary.rglob("*.safetensors"))
     for _ in range(100):
         try:
             os.killpg(command.pid, 0)

@@ -120,7 +120,7 @@ def _run_cells(options: ReproduceOptions, seeds: list[int], work: Path) -> dict[
         say(book.states(cells))
     elif jobs > 1:
         say(book.states(cells))
-        run_side_by_side(options, missing, jobs, lambda: say(book.states(cells)))
+        run_side_by_side(options, missing, jobs, work, lambda: say(book.states(cells)))
     else:
         book.complete(cells)
     contents = book.finished(cells)

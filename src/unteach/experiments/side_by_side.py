@@ -47,34 +47,47 @@ def number_of_jobs(options: ReproduceOptions, missing: int) -> int:
     return max(1, min(missing, options.jobs or (_cores() if tiny else 1)))
 
 
-def run_side_by_side(options: ReproduceOptions, cells: Sequence[Cell], jobs: int, finished: Callable[[], None]) -> None:
+def run_side_by_side(
+    options: ReproduceOptions, cells: Sequence[Cell], jobs: int, work: Path, finished: Callable[[], None]
+) -> None:
     """Measure cells in worker processes; every worker writes its cells' files itself.
 
     Args:
         options: Of the command; each worker builds its own setup from them.
         cells: What is to be measured.
         jobs: Number of workers.
+        work: A temporary folder, whose owner removes it: all that the workers write, besides the cells, is in it.
         finished: Called after every cell.
 
     Raises:
         KeyboardInterrupt: The command was asked to stop; the workers have been ended.
+        Exception: That of the first cell that failed, after all others have been measured.
     """
+    from unteach.unlearn import Interrupted
+
+    failed: list[Exception] = []
     threads = max(1, _cores() // jobs)
     pool = ProcessPoolExecutor(
-        jobs, multiprocessing.get_context("spawn"), initializer=_prepare, initargs=(options, threads)
+        jobs, multiprocessing.get_context("spawn"), initializer=_prepare, initargs=(options, threads, work)
     )
     with _terminate_as_interrupt():
         try:
             for future in as_completed([pool.submit(_measure, cell.name, cell.seed, cell.key) for cell in cells]):
-                future.result()
+                error = future.exception()
+                if isinstance(error, Interrupted):
+                    raise error
+                failed += [error] if isinstance(error, Exception) else []
                 finished()
         except BaseException:
             workers = list((pool._processes or {}).values())
             pool.shutdown(wait=False, cancel_futures=True)
             for process in workers:
                 process.kill()  # a cell that is not finished leaves nothing behind
+                process.join()
             raise
     pool.shutdown()
+    if failed:
+        raise failed[0]
 
 
 def _cores() -> int:
@@ -102,7 +115,7 @@ class _Lines(io.TextIOWrapper):
         return False
 
 
-def _prepare(options: ReproduceOptions, threads: int) -> None:
+def _prepare(options: ReproduceOptions, threads: int, work: Path) -> None:
     """In a worker, once: limit its threads and build its setup."""
     import torch
 
@@ -112,13 +125,13 @@ def _prepare(options: ReproduceOptions, threads: int) -> None:
 
     torch.set_num_threads(threads)
     sys.stderr = _Lines(os.fdopen(os.dup(2), "wb"), line_buffering=True)
-    _worker["work"] = tempfile.TemporaryDirectory()  # removed with the process
+    tempfile.tempdir = tempfile.mkdtemp(dir=work)
 
     def say(line: str) -> None:
         print(f"    {_worker.get('name', '')}: {line}", file=sys.stderr)
 
     book = Book(options.out / options.benchmark, say, fresh=options.fresh)
-    setup = build(options, Path(_worker["work"].name), say)
+    setup = build(options, Path(tempfile.tempdir), say)
     seeds = [int(part) for part in options.seeds.split(",")]
     cells = experiment_module(options.name).cells(setup, seeds, book)
     _worker["book"], _worker["cells"] = book, {(cell.name, cell.seed): cell for cell in cells}

@@ -5,7 +5,8 @@ python benchmarks/paper_rows.py [--configs muse-news-mt-nlul-kl ...] [--steps 10
 Batch sizes, lengths, losses, divergences and optimizers are those of each file; so are precision and micro-batch with
 --as-written, else fp16 and 4 sequences, which is faster and changes nothing else. IT's small model has TinyLlama's
 shape. Text and weights are random (and go from row to row), so only memory, time and finite numbers mean something. For
-each row: seconds of a step (median), peak memory, and the hours that the largest number of steps would take.
+each row: seconds of a step (median), peak memory beside what `unteach plan` says (evaluation included), and the hours
+that the largest number of steps would take.
 """
 
 import os
@@ -16,21 +17,40 @@ import dataclasses
 import gc
 import math
 import statistics
+import tempfile
 import time
 from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
 
 from measuring import RandomText, machine, make_model, parser, random_sequences, record, synchronize, table
 from unteach.config import ForgetConfig, Precision, from_yaml
 from unteach.data import ForgetBatches
-from unteach.models import trainable_parameters
+from unteach.models import load_tokenizer, trainable_parameters
 from unteach.optimizers import make_optimizer
 from unteach.passes import InitialLogOdds
+from unteach.plan import plan
 from unteach.unlearn import train_step
 
 FOLDER = Path(__file__).resolve().parent.parent / "configs"
 TABLE_1 = [path.stem for path in sorted(FOLDER.glob("muse-*.yaml")) if not path.stem.endswith("-star")]
+
+
+def shape_folder(folder, model):
+    """A model folder that `unteach plan` can read: configuration, a tokenizer, and weights that are next to nothing."""
+    model.config.save_pretrained(folder)
+    load_tokenizer("micro:target").save_pretrained(folder)
+    save_file({"nothing": torch.zeros(1)}, folder / "model.safetensors")
+    return str(folder)
+
+
+def planned_bytes(config, model, small, options):
+    with tempfile.TemporaryDirectory() as work:
+        folders = {"model": shape_folder(Path(work) / "model", model)}
+        if small is not None:
+            folders["incompetent"] = shape_folder(Path(work) / "small", small)
+        return plan(dataclasses.replace(config, **folders, reference=None, device=options.device)).memory.needed
 
 
 def run_row(name, model, small, options):
@@ -64,6 +84,7 @@ def run_row(name, model, small, options):
         "row": name,
         "precision": config.precision.divergence,
         "s/step": seconds,
+        "planned GiB": planned_bytes(config, model, small, options) / 2**30,
         "peak GiB": torch.cuda.max_memory_allocated() / 2**30 if options.device == "cuda" else 0.0,
         "divergence": row["divergence"],
         "gradient norm": row["grad_norm"],

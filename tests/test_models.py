@@ -24,6 +24,7 @@ from unteach.models import (
     find_folder,
     load_model,
     load_tokenizer,
+    read_context_length,
     rounding_loss,
     save_model,
     stored_tensors,
@@ -91,7 +92,7 @@ def test_any_causal_model_loads_and_has_its_parts(name: str, tmp_path: Path) -> 
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
     assert not model.training
     assert tokenizer("The bridge")["input_ids"] == small_tokenizer()("The bridge")["input_ids"]
-    assert context_length(model) == 64
+    assert context_length(model) == read_context_length(str(tmp_path)) == 64
     assert len(decoder_layers(model)) == 3
     backbone, head = backbone_and_head(model)
     with torch.no_grad():

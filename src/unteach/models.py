@@ -22,6 +22,7 @@ __all__ = [
     "find_folder",
     "load_model",
     "load_tokenizer",
+    "read_context_length",
     "rounding_loss",
     "save_model",
     "stored_tensors",
@@ -186,9 +187,20 @@ def backbone_and_head(model: Any) -> tuple[nn.Module, nn.Linear]:
 
 def context_length(model: Any) -> int:
     """How many tokens the model can read; `UNLIMITED` where its configuration names no limit."""
-    config = model.config.get_text_config()
+    return _limit(model.config)
+
+
+def read_context_length(name: str) -> int:
+    """The same for a model by its name or folder; no weights are loaded."""
+    from transformers import AutoConfig
+
+    return _limit(AutoConfig.from_pretrained(find_folder(name), trust_remote_code=False))
+
+
+def _limit(config: Any) -> int:
+    text_config = config.get_text_config()
     for name in _CONTEXT_NAMES:
-        limit = getattr(config, name, None)
+        limit = getattr(text_config, name, None)
         if isinstance(limit, int) and limit > 0:
             return limit
     return UNLIMITED

@@ -78,14 +78,14 @@ def _cell(setup: Setup, settings: LossesSettings, loss: str, seed: int, *, escap
 def _escape(setup: Setup, settings: LossesSettings, baseline: Method) -> Method:
     """AdamW for some passes over the documents, held by the same divergence as the rest of the run."""
     from unteach.data import ForgetBatches, read_documents, tokenise
-    from unteach.models import load_tokenizer
+    from unteach.models import load_tokenizer, read_context_length
 
     config = setup.config
     tokens = tokenise(
         read_documents(config.documents),
         load_tokenizer(config.model),
         mode=config.document_mode,
-        max_tokens=config.max_tokens or 1024,
+        max_tokens=config.max_tokens or min(1024, read_context_length(config.model)),
     )
     epoch = ForgetBatches(tokens, 0).steps_per_epoch(config.batch)
     lr = settings.escape_lr * (baseline.lr or 1e-5)

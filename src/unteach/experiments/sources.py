@@ -136,7 +136,7 @@ def _tables(options: ReproduceOptions, given: dict[str, Any], work: Path, say: C
     """MUSE or TOFU: texts to files, probes cut where the forget job cuts its chunks."""
     from unteach.corpora.catalog import add_multiple_choice
     from unteach.corpora.own import cut_probes
-    from unteach.models import load_tokenizer
+    from unteach.models import load_tokenizer, read_context_length
 
     tokenizer = load_tokenizer(options.model)
     documents, retain, questions, tables = read_benchmark(options, tokenizer, work)
@@ -152,7 +152,7 @@ def _tables(options: ReproduceOptions, given: dict[str, Any], work: Path, say: C
         "device": options.device,
     }
     config = _config(start, given.get("config", {}))
-    chunk = config.max_tokens or 1024
+    chunk = config.max_tokens or min(1024, read_context_length(options.model))
     sizes: dict[str, int] = {"count": PROBES, "chunk_tokens": chunk}
     if options.benchmark == "tofu":  # a question and its answer are short: the question is the prompt
         sizes |= {"prompt_tokens": 24, "expected_tokens": 40}

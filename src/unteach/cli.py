@@ -58,11 +58,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         COMMANDS[arguments[0]].run(arguments[1:])
         finish()
     except InputError as error:
+        name = "unteach"
         if not _speaks():
-            time.sleep(FIRST_RANK_SPEAKS)  # torchrun ends every rank as soon as one has failed, the first one too
-            return WRONG_INPUT
+            time.sleep(FIRST_RANK_SPEAKS)  # torchrun ends all ranks as soon as one has: the first one's word is enough
+            name = f"unteach, rank {os.environ['RANK']}"  # still here: the first one has nothing to say
         for problem in error.problems:
-            print(f"unteach: {problem}", file=sys.stderr)
+            print(f"{name}: {problem}", file=sys.stderr)
         return WRONG_INPUT
     except Interrupted as error:
         if _speaks():
@@ -278,12 +279,15 @@ def _help(arguments: list[str], name: str, kind: type, flatten: Sequence[str] = 
         text = help_text(
             kind, usage=command.usage, description=command.summary, examples=command.examples, flatten=flatten
         )
-        if name == "forget":
+        if name in ("forget", "plan"):
             text += (
                 "\n  --config PATH\n        A YAML file of these settings; flags override it."
+                "\n  --json\n        Print the result as one JSON object on stdout and nothing else there."
+            )
+        if name == "forget":
+            text += (
                 "\n  --resume RUN\n        Go on with an interrupted run."
                 "\n  --dry-run\n        Only say what the run would need, as unteach plan does."
-                "\n  --json\n        Print the result as one JSON object on stdout and nothing else there."
             )
         if name == "plan":
             text += "\n  --ranks N\n        Plan for so many processes under torchrun; memory is then that of each."

@@ -75,13 +75,39 @@ def test_it_stops_when_all_rows_have_ended(monkeypatch):
     calls = []
     model.register_forward_hook(lambda *arguments: calls.append(1))
     assert generate(model, prompts(1), max_new_tokens=60 - len(prompts(1)[0]), stop_ids=[first]) == [[]]
-    assert len(calls) <= 1 + fixed_steps.READ_EVERY
+    assert len(calls) == 1
 
 
 def test_not_on_a_cpu():
     layer = RoomyLayer(torch.zeros(1, 1, 8, 1), torch.zeros(1, 1, 8, 1), 4)
     cache = type("Cache", (), {"layers": [layer]})
     assert not fixed_steps.can_fix(tiny_model("llama"), cache, 100)
+
+
+def test_only_where_every_step_does_the_same():
+    for name in MODELS:
+        assert fixed_steps.has_steady_steps(tiny_model(name).config)
+    config = tiny_model("llama").config
+    for kind in ("dynamic", "longrope"):
+        other = copy.deepcopy(config)
+        other.rope_parameters = {**config.rope_parameters, "rope_type": kind}
+        assert not fixed_steps.has_steady_steps(other)
+    other = copy.deepcopy(config)
+    other._attn_implementation = "flash_attention_2"  # would read the mask in another way
+    assert not fixed_steps.has_steady_steps(other)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+def test_a_model_that_waits_for_the_gpu_is_decoded_without_a_graph(recwarn):
+    model = wandering_model("llama")
+    usual = generate(model, prompts(), max_new_tokens=40)
+    on_gpu = copy.deepcopy(model).cuda()
+    on_gpu.register_forward_pre_hook(lambda *arguments: torch.ones(1, device="cuda").item() and None)
+    for _ in range(2):
+        assert generate(on_gpu, prompts(), max_new_tokens=40) == usual
+    assert [str(warning.message).startswith("decoding without a CUDA graph") for warning in recwarn] == [True]
+    assert generate(copy.deepcopy(model).cuda(), prompts(), max_new_tokens=40) == usual  # graphs still work
 
 
 @pytest.mark.gpu

@@ -8,8 +8,11 @@ chosen on the GPU, and rows that have ended go on until all have.
 Shapes: B rows, S cache columns.
 """
 
+import functools
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,10 +20,11 @@ from torch import Tensor
 from transformers.cache_utils import DynamicLayer
 
 from unteach.distributed import has_shards
+from unteach.errors import first_line
 from unteach.evaluation.cache import RoomyLayer
 from unteach.models import context_length
 
-__all__ = ["can_fix", "fixed_steps"]
+__all__ = ["can_fix", "fixed_steps", "has_steady_steps"]
 
 FAMILIES = frozenset({"gpt2", "gpt_neox", "llama", "qwen2"})
 """Models that read a finished mask and given positions, and nothing else; others decode in the usual way."""
@@ -28,7 +32,10 @@ FEWEST_STEPS = 16
 """Below this, recording a step costs more than it saves."""
 READ_EVERY = 16
 """Steps between two looks at the output."""
-_WARM_UP = 2
+_ROOM = 2**31
+"""Bytes left free on the GPU below which cached memory is given back first: a recording cannot do that."""
+_not_recorded: "weakref.WeakSet[Any]" = weakref.WeakSet()
+"""Models of which a step could not be recorded: not tried again."""
 
 
 class FixedLayer(DynamicLayer):
@@ -52,9 +59,21 @@ def can_fix(model: Any, cache: Any, steps: int) -> bool:
     return (
         model.device.type == "cuda"
         and steps >= FEWEST_STEPS
-        and getattr(model.config, "model_type", None) in FAMILIES
+        and has_steady_steps(model.config)
         and all(type(layer) is RoomyLayer for layer in cache.layers)
         and not has_shards(model)
+    )
+
+
+def has_steady_steps(config: Any) -> bool:
+    """Whether a model reads a finished mask, and does the same at every position."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    kind = rope.get("rope_type", "default")
+    return (
+        getattr(config, "model_type", None) in FAMILIES
+        and getattr(config, "_attn_implementation", None) in ("sdpa", "eager")
+        and kind != "longrope"
+        and "dynamic" not in kind
     )
 
 
@@ -97,7 +116,7 @@ def fixed_steps(
             number.add_(1)
         positions.clamp_(max=last)  # of rows that have ended
 
-    run = _recorded(step, (tokens, positions, place, count)) if mask.device.type == "cuda" else step
+    run = _recorded(model, step, (tokens, positions, place, count)) if mask.device.type == "cuda" else step
     done = 0
     while done < steps:
         block = min(READ_EVERY, steps - done)
@@ -107,26 +126,63 @@ def fixed_steps(
         done += block
 
 
-def _recorded(step: Callable[[], None], changed: tuple[Tensor, ...]) -> Callable[[], None]:
-    """A step as a CUDA graph; what the trial steps change is put back. (Columns they write are masked or rewritten.)"""
-    before = [tensor.clone() for tensor in changed]
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.stream(stream):
-        for _ in range(_WARM_UP):
-            step()
-            for tensor, value in zip(changed, before, strict=True):
-                tensor.copy_(value)
-        stream.synchronize()
+def _recorded(model: Any, step: Callable[[], None], changed: tuple[Tensor, ...]) -> Callable[[], None]:
+    """A step as a CUDA graph; what the trial steps change is put back. (Columns they write are masked or rewritten.)
+
+    Where a step cannot be recorded, the step itself, which is slower.
+    """
+    if model in _not_recorded:
+        return step
+    device, before = changed[0].device, [tensor.clone() for tensor in changed]
+
+    def put_back() -> None:
+        for tensor, value in zip(changed, before, strict=True):
+            tensor.copy_(value)
+
+    stream = _stream(device)
+    run, stream_before = step, torch.cuda.current_stream(device)
+    stream.wait_stream(stream_before)
+    with torch.cuda.device(device), torch.cuda.stream(stream):
         try:
-            graph.capture_begin()
-            try:
-                step()
-            finally:
-                graph.capture_end()
-        except RuntimeError as error:  # slower, but the same steps
-            warnings.warn(f"decoding without a CUDA graph: {error}", stacklevel=2)
-            return step
-    torch.cuda.current_stream().wait_stream(stream)
+            step()  # libraries set themselves up
+            put_back()
+            with _waiting_refused():
+                step()  # a recording that fails half way leaves the allocator in a bad state: find out before
+            put_back()
+            if torch.cuda.mem_get_info(device)[0] < _ROOM:
+                torch.cuda.empty_cache()
+            run = _capture(step)
+        except RuntimeError as error:
+            put_back()
+            _not_recorded.add(model)
+            reason = first_line(error.__context__ or error)
+            warnings.warn(f"decoding without a CUDA graph, which is slower: {reason}", stacklevel=2)
+    stream_before.wait_stream(stream)
+    return run
+
+
+def _capture(step: Callable[[], None]) -> Callable[[], None]:
+    graph = torch.cuda.CUDAGraph()
+    graph.capture_begin()
+    try:
+        step()
+    finally:
+        graph.capture_end()
     return graph.replay
+
+
+@functools.cache
+def _stream(device: torch.device) -> Any:
+    """The stream on which steps are recorded: one, since libraries keep a workspace for each."""
+    return torch.cuda.Stream(device)
+
+
+@contextmanager
+def _waiting_refused() -> Iterator[None]:
+    """Inside, an operation that waits for the GPU is an error."""
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)

@@ -2,8 +2,8 @@
 
 Prompts are sorted by length, padded on the left, and masked by their lengths; a pad token need not exist.
 They are read in pieces and decoded together. A beginning that all share (worked examples) is read once. Rows
-that end leave the batch. In fp32 the text is the same as that of decoding one prompt at a time; in lower
-precision a near tie may fall differently.
+that end leave the batch (not in steps of fixed shape, on a GPU). In fp32 the text is the same as that of decoding
+one prompt at a time; in lower precision a near tie may fall differently.
 
 Shapes: B rows of a batch, P tokens of the shared beginning, T tokens of the longest remainder, V vocabulary.
 """
@@ -259,7 +259,10 @@ class _Outputs:
 def _decode(
     reader: _Reader, prompts: Sequence[Sequence[int]], limits: Sequence[int], stops: frozenset[int]
 ) -> list[list[int]]:
-    """Continue the prompts of one batch; finished rows leave the cache once they are a quarter of it."""
+    """Continue the prompts of one batch.
+
+    In steps of fixed shape where that can be done, else finished rows leave the cache once they are a quarter of it.
+    """
     logits, cache, mask = reader.read(prompts, room=max(limits))
     device = mask.device
     positions = torch.tensor([len(prompt) for prompt in prompts], device=device)
@@ -268,6 +271,8 @@ def _decode(
     if can_fix(reader.model, cache, max(limits) - 1):
         tokens = logits.argmax(-1)
         outputs.add(rows, tokens.tolist())
+        if all(outputs.done):
+            return outputs.ids
         for block in fixed_steps(reader.model, tokens, cache, mask, positions, max(limits) - 1):
             for column in block:
                 outputs.add(rows, column)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import platform
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -136,7 +137,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
         content: what to write.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".part")
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
     text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
     temporary.write_text(text + "\n", encoding="utf-8")
     temporary.replace(path)

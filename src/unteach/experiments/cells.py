@@ -48,6 +48,8 @@ class Cell:
     """All that the result depends on, as plain JSON values; no paths."""
     run: Callable[[], dict[str, Any]]
     """Measures the cell: what its file holds besides name, seed, key and versions."""
+    needs: Sequence[Cell] = ()
+    """Cells whose contents ``run`` reads; it measures them where they are missing."""
 
     @property
     def key(self) -> str:

@@ -89,14 +89,14 @@ def cells(setup: Setup, seeds: Sequence[int], book: Book) -> list[Cell]:
 
 
 def _cell(setup: Setup, settings: RecoverySettings, name: str, seed: int, book: Book) -> Cell:
-    unlearned = methods.cell(setup, name, seed)
+    unlearned = methods.cell(setup, name, 0 if name == "retrained" else seed)  # a model that is given has no seed
     texts = Documents("instructions", list(setup.instruct or ()))
     fixed = {"from": dict(unlearned.settings), "recovery": dataclasses.asdict(settings), "instruct": texts.sha256[:16]}
 
     def run() -> dict[str, Any]:
         if name == "retrained":
             model = load_model(str(setup.config.reference), device=setup.config.resolved_device())[0]
-            before: dict[str, Any] = book.get(methods.cell(setup, "retrained", 0))
+            before: dict[str, Any] = book.get(unlearned)
             before = {key: before[key] for key in ("metrics", "notes", "examples") if key in before}
         else:
             with tempfile.TemporaryDirectory() as folder:
@@ -119,7 +119,7 @@ def _cell(setup: Setup, settings: RecoverySettings, name: str, seed: int, book: 
             "instruction_nll": [round(losses[0], 4), round(losses[-1], 4)],
         }
 
-    return Cell(name=f"recovery-{name}", seed=seed, settings=fixed, run=run)
+    return Cell(name=f"recovery-{name}", seed=seed, settings=fixed, run=run, needs=(unlearned,))
 
 
 def table(setup: Setup, contents: Sequence[dict[str, Any]]) -> str:

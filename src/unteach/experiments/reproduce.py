@@ -67,7 +67,7 @@ class ReproduceOptions:
     list: bool = False
     """Only say what is done and what is missing, and write the table of what is done."""
     jobs: int = 0
-    """Cells measured at once, in processes of their own. 0: on micro as many as there are cores, elsewhere one."""
+    """Cells measured at once, each in its own process. 0: for micro on a CPU one for every core (at most 8), else 1."""
     fresh: bool = False
     """Measure cells again that an older version of the code has measured."""
     json: bool = False
@@ -120,7 +120,7 @@ def _run_cells(options: ReproduceOptions, seeds: list[int], work: Path) -> dict[
         say(book.states(cells))
     elif jobs > 1:
         say(book.states(cells))
-        run_side_by_side(options, missing, jobs, work, lambda: say(book.states(cells)))
+        run_side_by_side(options, missing, jobs, work, book, lambda: say(book.states(cells)))
     else:
         book.complete(cells)
     contents = book.finished(cells)

@@ -31,12 +31,12 @@ def cells(setup: Setup, seeds: Sequence[int], book: Book) -> list[Cell]:
 
 
 def _cell(setup: Setup, name: str, seed: int, book: Book) -> Cell:
-    whole = methods.cell(setup, name, seed)
+    whole, target = methods.cell(setup, name, seed), methods.cell(setup, "target", 0)
     folds = [setup.fixed(setup.configured(name, seed, documents=fold))["inputs"]["documents"] for fold in setup.folds]
 
     def run() -> dict[str, Any]:
         steps = book.get(whole)["steps"]
-        requests = [{"request": 0, **_short(book.get(methods.cell(setup, "target", 0)))}]
+        requests = [{"request": 0, **_short(book.get(target))}]
         with tempfile.TemporaryDirectory() as folder:
             model = setup.config.model
             for number, fold in enumerate(setup.folds, start=1):
@@ -60,7 +60,7 @@ def _cell(setup: Setup, name: str, seed: int, book: Book) -> Cell:
         return {"requests": requests, "metrics": requests[-1]["metrics"], "steps": steps}
 
     fixed = {"steps as": dict(whole.settings), "requests": folds}
-    return Cell(name=f"sequential-{name}", seed=seed, settings=fixed, run=run)
+    return Cell(name=f"sequential-{name}", seed=seed, settings=fixed, run=run, needs=(whole, target))
 
 
 def _short(content: dict[str, Any]) -> dict[str, Any]:

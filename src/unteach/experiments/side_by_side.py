@@ -1,7 +1,7 @@
 """Several cells of an experiment at once, each worker a process of its own with a part of the cores.
 
-Small models use one core, or one GPU, badly: two cells side by side take less time than one after the other on twice
-the threads.
+Small models use several cores badly, and a GPU as well: two cells side by side take less time than one after the other
+with twice the threads.
 """
 
 from __future__ import annotations
@@ -12,30 +12,39 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from unteach.errors import InputError
+from unteach.config import ForgetConfig
+from unteach.errors import InputError, first_line
 
 if TYPE_CHECKING:
     from unteach.experiments.cells import Book, Cell
     from unteach.experiments.reproduce import ReproduceOptions
 
-__all__ = ["number_of_jobs", "run_side_by_side"]
+__all__ = ["CellError", "number_of_jobs", "run_side_by_side"]
 
+MOST_JOBS = 8
+"""Without asking: each takes about a GB of memory."""
 _worker: dict[str, Any] = {}
 """Of a worker: its book and its cells."""
+
+
+class CellError(RuntimeError):
+    """Some cells could not be measured; the others have been."""
 
 
 def number_of_jobs(options: ReproduceOptions, missing: int) -> int:
     """How many cells to measure at once.
 
     Args:
-        options: ``jobs`` as given; 0 means one for every core on the embedded benchmark, whose models are tiny, and
-            one cell at a time elsewhere.
+        options: ``jobs`` as given; 0 means one for every core, 8 at most, where the embedded benchmark (its models are
+            tiny) runs on a CPU, and one cell at a time elsewhere.
         missing: Cells to be measured.
 
     Raises:
@@ -43,51 +52,77 @@ def number_of_jobs(options: ReproduceOptions, missing: int) -> int:
     """
     if options.jobs < 0:
         raise InputError(f"jobs is {options.jobs}: it must be at least 1, or 0 to leave it to the program")
-    tiny = options.benchmark == "micro" and options.device in ("auto", "cpu")
-    return max(1, min(missing, options.jobs or (_cores() if tiny else 1)))
+    device = ForgetConfig(model="micro:target", device=options.device).resolved_device()
+    tiny = options.benchmark == "micro" and device.type == "cpu"
+    return max(1, min(missing, options.jobs or (min(_cores(), MOST_JOBS) if tiny else 1)))
 
 
 def run_side_by_side(
-    options: ReproduceOptions, cells: Sequence[Cell], jobs: int, work: Path, finished: Callable[[], None]
+    options: ReproduceOptions, cells: Sequence[Cell], jobs: int, work: Path, book: Book, show: Callable[[], None]
 ) -> None:
     """Measure cells in worker processes; every worker writes its cells' files itself.
+
+    What several cells need is measured first, once.
 
     Args:
         options: Of the command; each worker builds its own setup from them.
         cells: What is to be measured.
         jobs: Number of workers.
         work: A temporary folder, whose owner removes it: all that the workers write, besides the cells, is in it.
-        finished: Called after every cell.
+        book: Knows which cells are done, and gets the lines for people.
+        show: Called after every cell.
 
     Raises:
         KeyboardInterrupt: The command was asked to stop; the workers have been ended.
-        Exception: That of the first cell that failed, after all others have been measured.
+        CellError: After all others have been measured.
     """
-    from unteach.unlearn import Interrupted
-
-    failed: list[Exception] = []
-    threads = max(1, _cores() // jobs)
     pool = ProcessPoolExecutor(
-        jobs, multiprocessing.get_context("spawn"), initializer=_prepare, initargs=(options, threads, work)
+        jobs,
+        multiprocessing.get_context("spawn"),
+        initializer=_prepare,
+        initargs=(options, max(1, _cores() // jobs), work),
     )
+    needed = {need.key: need for cell in cells for need in cell.needs if not book.is_usable(need)}
+    failed: dict[str, BaseException] = {}
     with _terminate_as_interrupt():
         try:
-            for future in as_completed([pool.submit(_measure, cell.name, cell.seed, cell.key) for cell in cells]):
-                error = future.exception()
-                if isinstance(error, Interrupted):
-                    raise error
-                failed += [error] if isinstance(error, Exception) else []
-                finished()
+            for group in (list(needed.values()), list(cells)):
+                futures = {pool.submit(_measure, cell.name, cell.seed, cell.key): cell for cell in group}
+                for future in as_completed(futures):
+                    error, name = future.exception(), f"{futures[future].name}, seed {futures[future].seed}"
+                    if error is not None:
+                        _raise_if_all_end(error)
+                        failed[name] = error
+                        book.say(f"{name} failed: {first_line(error)}")
+                    show()
         except BaseException:
-            workers = list((pool._processes or {}).values())
-            pool.shutdown(wait=False, cancel_futures=True)
-            for process in workers:
-                process.kill()  # a cell that is not finished leaves nothing behind
-                process.join()
+            _end(pool)
             raise
     pool.shutdown()
     if failed:
-        raise failed[0]
+        name, error = next(iter(failed.items()))
+        if isinstance(error, InputError):
+            raise error
+        more = f"; so did {len(failed) - 1} more" if len(failed) > 1 else ""
+        raise CellError(f"{name} failed: {first_line(error)}{more}; the others are done") from error
+
+
+def _raise_if_all_end(error: BaseException) -> None:
+    from unteach.unlearn import Interrupted
+
+    if isinstance(error, BrokenProcessPool):
+        raise CellError("a worker was killed, most likely for lack of memory: take fewer --jobs") from error
+    if isinstance(error, Interrupted) or not isinstance(error, Exception):
+        raise error
+
+
+def _end(pool: ProcessPoolExecutor) -> None:
+    """End the workers at once: a cell that is not finished leaves nothing behind but files in the temporary folder."""
+    workers = list((pool._processes or {}).values())
+    pool.shutdown(wait=False, cancel_futures=True)
+    for process in workers:
+        process.kill()
+        process.join()
 
 
 def _cores() -> int:
@@ -101,6 +136,9 @@ def _terminate_as_interrupt() -> Iterator[None]:
     def interrupt(number: int, frame: Any) -> None:
         raise KeyboardInterrupt
 
+    if threading.current_thread() is not threading.main_thread():  # handlers can be set by the main thread only
+        yield
+        return
     before = signal.signal(signal.SIGTERM, interrupt)
     try:
         yield
@@ -123,8 +161,11 @@ def _prepare(options: ReproduceOptions, threads: int, work: Path) -> None:
     from unteach.experiments.reproduce import experiment_module
     from unteach.experiments.sources import build
 
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the command, which ends its workers
     torch.set_num_threads(threads)
-    sys.stderr = _Lines(os.fdopen(os.dup(2), "wb"), line_buffering=True)
+    sys.stderr = _Lines(
+        os.fdopen(os.dup(2), "wb"), encoding=sys.stderr.encoding, errors="backslashreplace", line_buffering=True
+    )
     tempfile.tempdir = tempfile.mkdtemp(dir=work)
 
     def say(line: str) -> None:
@@ -134,7 +175,8 @@ def _prepare(options: ReproduceOptions, threads: int, work: Path) -> None:
     setup = build(options, Path(tempfile.tempdir), say)
     seeds = [int(part) for part in options.seeds.split(",")]
     cells = experiment_module(options.name).cells(setup, seeds, book)
-    _worker["book"], _worker["cells"] = book, {(cell.name, cell.seed): cell for cell in cells}
+    known = [*cells, *(need for cell in cells for need in cell.needs)]
+    _worker["book"], _worker["cells"] = book, {(cell.name, cell.seed): cell for cell in known}
 
 
 def _measure(name: str, seed: int, key: str) -> None:

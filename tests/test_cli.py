@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -106,7 +107,16 @@ def test_forget_writes_a_run_folder_and_a_model_that_loads(capsys, inputs):
 def test_interrupted_it_exits_130_and_resumes_to_the_same_model(capsys, inputs, monkeypatch):
     import unteach.job as job
 
-    assert forget(capsys, inputs, out="whole")[0] == 0
+    status, out, _ = forget(capsys, inputs, out="whole")
+    assert status == 0
+    result = json.loads((inputs / "whole/result.json").read_text())
+    recital, loss = (
+        f"{result['before'][name]:.{decimals}f} -> {result['after'][name]:.{decimals}f}"
+        for name, decimals in (("verbmem_f", 1), ("nll_general", 3))
+    )
+    assert re.search(rf"^  recital of forget documents +{recital} +verbmem_f ↓$", out, re.MULTILINE)
+    assert re.search(rf"^  loss on general text +{loss} +nll_general ↓$", out, re.MULTILINE)
+    assert "auc_forget_holdout_ppl" not in out  # in result.json
     with monkeypatch.context() as patched:
         patched.setattr(job, "_catching_signals", _pause_after_one_step)
         status, _, err = forget(capsys, inputs)

@@ -8,7 +8,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -127,15 +127,26 @@ def _forget(arguments: list[str]) -> None:
     report = write_report([Path(config.out)], Path(config.out) / "report.html")
     lines = [
         f"{result.stop['reason']} (step {result.steps})",
-        *(
-            f"{name}: {result.before[name]:.4g} -> {result.after[name]:.4g}"
-            for name in result.after
-            if name in result.before
-        ),
-        f"model: {Path(config.out) / 'model'}",
-        f"report: {report}",
+        *_before_and_after(result.before, result.after),
+        f"all scores: {Path(config.out) / 'result.json'}",
+        f"model:      {Path(config.out) / 'model'}",
+        f"report:     {report}",
     ]
     _show(result.to_dict() | {"report": str(report)}, as_json, lines)
+
+
+def _before_and_after(before: Mapping[str, float], after: Mapping[str, float]) -> list[str]:
+    """The scores that a person wants to see, a line each: those of the report's summary."""
+    from unteach.report.metrics import METRICS
+
+    shown = [name for name in METRICS if name in before and name in after]
+    width = max(map(len, (METRICS[name].title for name in shown)), default=0)
+    lines = []
+    for name in shown:
+        info = METRICS[name]
+        values = f"{before[name]:.{info.decimals}f} -> {after[name]:.{info.decimals}f}"
+        lines.append(f"  {info.title:{width}}  {values:16}  {name} {info.arrow}".rstrip())
+    return lines
 
 
 def _forget_config(arguments: list[str]) -> ForgetConfig:

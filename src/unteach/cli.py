@@ -136,7 +136,7 @@ def _forget(arguments: list[str]) -> None:
 
 
 def _before_and_after(before: Mapping[str, float], after: Mapping[str, float]) -> list[str]:
-    """The scores that a person wants to see, a line each: those of the report's summary."""
+    """The scores that a person wants to see, a line each: those that the report explains."""
     from unteach.report.metrics import METRICS
 
     shown = [name for name in METRICS if name in before and name in after]

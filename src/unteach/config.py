@@ -234,6 +234,10 @@ class ForgetConfig:
         if wrong:
             raise InputError(wrong)
 
+    def lengths(self, context: int) -> tuple[int, int]:
+        """Tokens of a forget sequence and of a general chunk, at most, for a model that reads ``context`` tokens."""
+        return self.max_tokens or min(1024, context), self.general_tokens or min(512, context)
+
     def resolved_device(self) -> torch.device:
         """The device to run on.
 

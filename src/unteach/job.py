@@ -189,9 +189,7 @@ def _forget(
     started = time.perf_counter()
     if not is_first_rank():
         say = _say_nothing
-    context = context_length(model)
-    max_tokens = config.max_tokens or min(1024, context)
-    general_tokens = config.general_tokens or min(512, context)
+    max_tokens, general_tokens = config.lengths(context_length(model))
     tokens = tokenise(documents, tokenizer, mode=config.document_mode, max_tokens=max_tokens)
     kept, heldout = general_documents.set_aside(min(HELDOUT_GENERAL, len(general_documents) // 4), config.seed)
     general = GeneralText(kept, tokenizer, tokens=general_tokens, seed=config.seed, exclude=documents)

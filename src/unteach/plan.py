@@ -212,8 +212,7 @@ class _Run:
 
     def lengths(self, config: ForgetConfig) -> tuple[int, int]:
         """Tokens of a forget sequence and of a general chunk, at most."""
-        context = context_length(self.student(config).model)
-        return config.max_tokens or min(1024, context), config.general_tokens or min(512, context)
+        return config.lengths(context_length(self.student(config).model))
 
     def memory(self, config: ForgetConfig) -> Memory:
         """Of the phase that needs most."""

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["DEQUANTISERS", "Gguf", "build_tokenizer", "convert", "read_gguf", "unpermute"]
+__all__ = ["DEQUANTISERS", "Gguf", "build_tokenizer", "convert", "read_gguf", "save_folder", "unpermute"]
 
 BLOCK = 32
 """Values that share one scale in Q8_0 and Q4_1."""
@@ -271,9 +271,15 @@ def convert(source: str | Path, out: str | Path) -> Path:
     )
     model = LlamaForCausalLM(config)
     model.load_state_dict(state)
+    save_folder(model, tokenizer, folder)
+    return folder
+
+
+def save_folder(model: Any, tokenizer: Any, folder: Path) -> None:
+    """Write a model and its tokenizer in place of what is there; the folder appears when all is written."""
     partial = folder.with_name(folder.name + ".part")
     shutil.rmtree(partial, ignore_errors=True)
     model.save_pretrained(partial)
     tokenizer.save_pretrained(partial)
+    shutil.rmtree(folder, ignore_errors=True)
     os.replace(partial, folder)
-    return folder

@@ -85,7 +85,7 @@ def _escape(setup: Setup, settings: LossesSettings, baseline: Method) -> Method:
         read_documents(config.documents),
         load_tokenizer(config.model),
         mode=config.document_mode,
-        max_tokens=config.max_tokens or min(1024, read_context_length(config.model)),
+        max_tokens=config.lengths(read_context_length(config.model))[0],
     )
     epoch = ForgetBatches(tokens, 0).steps_per_epoch(config.batch)
     lr = settings.escape_lr * (baseline.lr or 1e-5)

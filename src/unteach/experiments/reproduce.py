@@ -15,7 +15,7 @@ from typing import Any
 from unteach.config import nearest_name
 from unteach.errors import InputError
 
-__all__ = ["NAMES", "ReproduceOptions", "run"]
+__all__ = ["NAMES", "ReproduceOptions", "experiment_module", "read_seeds", "run"]
 
 NAMES = {
     "methods": "Table 1, the table of epochs and Table 2: every method, all metrics",
@@ -86,7 +86,7 @@ def run(options: ReproduceOptions) -> dict[str, Any]:
     if options.name not in NAMES:
         nearest = nearest_name(options.name, NAMES)
         raise InputError(f"name is {options.name!r}: it must be one of {', '.join(NAMES)}{nearest}")
-    seeds = _seeds(options.seeds)
+    seeds = read_seeds(options.seeds)
     if options.name == "theorem":
         return _theorem(options, seeds[0])
     from unteach.unlearn import Interrupted
@@ -155,7 +155,12 @@ def _figures(module: Any, setup: Any, contents: list[dict[str, Any]]) -> list[An
     return []
 
 
-def _seeds(text: str) -> list[int]:
+def read_seeds(text: str) -> list[int]:
+    """The seeds that the option names.
+
+    Raises:
+        InputError: They are no different whole numbers.
+    """
     try:
         seeds = [int(part) for part in text.split(",")]
     except ValueError:

@@ -158,7 +158,7 @@ def _prepare(options: ReproduceOptions, threads: int, work: Path) -> None:
     import torch
 
     from unteach.experiments.cells import Book
-    from unteach.experiments.reproduce import experiment_module
+    from unteach.experiments.reproduce import experiment_module, read_seeds
     from unteach.experiments.sources import build
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the command, which ends its workers
@@ -173,8 +173,7 @@ def _prepare(options: ReproduceOptions, threads: int, work: Path) -> None:
 
     book = Book(options.out / options.benchmark, say, fresh=options.fresh)
     setup = build(options, Path(tempfile.tempdir), say)
-    seeds = [int(part) for part in options.seeds.split(",")]
-    cells = experiment_module(options.name).cells(setup, seeds, book)
+    cells = experiment_module(options.name).cells(setup, read_seeds(options.seeds), book)
     known = [*cells, *(need for cell in cells for need in cell.needs)]
     _worker["book"], _worker["cells"] = book, {(cell.name, cell.seed): cell for cell in known}
 

@@ -34,7 +34,7 @@ from unteach.corpora.own import cut_probes
 from unteach.data import EMBEDDED_GENERAL, Documents, ForgetBatches, GeneralText, read_documents, tokenise
 from unteach.evaluation.scoring import token_logprobs
 from unteach.evaluation.verbmem import mean_score, recite
-from unteach.experiments.gguf import convert
+from unteach.experiments.gguf import convert, save_folder
 from unteach.job import run_forget
 from unteach.models import context_length, load_model, load_tokenizer
 from unteach.passes import hidden_states, in_micro_batches, precision_of_pass
@@ -235,9 +235,7 @@ def articles(model: str, source: str, out: str | Path, general: str | None, sett
         network, tokenizer = load_model(model, device=config.resolved_device())
         learn, _, learn_general, unseen = (read_documents(str(file)).texts for file in files.values())
         done = finetune(network, tokenizer, learn, learn_general, unseen, settings)
-        shutil.rmtree(target, ignore_errors=True)
-        network.save_pretrained(target)
-        tokenizer.save_pretrained(target)
+        save_folder(network, tokenizer, target)
         write_json(report, done)
         del network
     content["finetuning"] = json.loads(report.read_text(encoding="utf-8"))

@@ -18,7 +18,6 @@ import argparse
 import dataclasses
 import gc
 import json
-import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -35,6 +34,7 @@ from unteach.data import Documents, ForgetBatches, GeneralText, read_documents, 
 from unteach.evaluation.scoring import token_logprobs
 from unteach.evaluation.verbmem import mean_score, recite
 from unteach.experiments.difference import add_difference, write_difference
+from unteach.experiments.gguf import save_folder
 from unteach.experiments.smollm2 import add_nll_gradient, say, split_texts, write_json, write_texts
 from unteach.models import context_length, load_model, load_tokenizer, trainable_parameters
 
@@ -196,13 +196,13 @@ def build(model: str, out: Path, data: Path | None, general: str | None, setting
         network = load_model(model, device=device)[0]
         base = {key: tensor.cpu().clone() for key, tensor in network.state_dict().items()}
         difference = out / f"{name}.difference.safetensors"
-        check = checker(network, tokenizer, probes, unseen)
         if name in content and difference.exists():
             say(f"restoring {name}")
             network.load_state_dict(add_difference(base, difference))
-            _save(network, tokenizer, out / name)
+            save_folder(network, tokenizer, out / name)
             continue
         say(f"building {name}")
+        check = checker(network, tokenizer, probes, unseen)
         done = learn(
             network,
             tokenizer,
@@ -216,7 +216,7 @@ def build(model: str, out: Path, data: Path | None, general: str | None, setting
         network.load_state_dict(add_difference(base, difference))
         first, last = done["history"][0], check(done["steps"])
         done["rounded"] = last
-        _save(network, tokenizer, out / name)
+        save_folder(network, tokenizer, out / name)
         rise = last["nll_general"] - first["nll_general"]
         done["reached"] = {"nll_general": rise <= settings.utility}
         if name == "target":
@@ -227,16 +227,6 @@ def build(model: str, out: Path, data: Path | None, general: str | None, setting
         del network
         gc.collect()
     return content
-
-
-def _save(network: Any, tokenizer: Any, folder: Path) -> None:
-    """Write a model folder; it appears when all is written."""
-    partial = folder.with_name(folder.name + ".part")
-    shutil.rmtree(partial, ignore_errors=True)
-    network.save_pretrained(partial)
-    tokenizer.save_pretrained(partial)
-    shutil.rmtree(folder, ignore_errors=True)
-    partial.rename(folder)
 
 
 def _retrained_steps(content: dict[str, Any], settings: Settings, retain: int, forget: int) -> int:

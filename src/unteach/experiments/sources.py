@@ -152,7 +152,7 @@ def _tables(options: ReproduceOptions, given: dict[str, Any], work: Path, say: C
         "device": options.device,
     }
     config = _config(start, given.get("config", {}))
-    chunk = config.max_tokens or min(1024, read_context_length(options.model))
+    chunk, _ = config.lengths(read_context_length(options.model))
     sizes: dict[str, int] = {"count": PROBES, "chunk_tokens": chunk}
     if options.benchmark == "tofu":  # a question and its answer are short: the question is the prompt
         sizes |= {"prompt_tokens": 24, "expected_tokens": 40}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import statistics
 
 import pytest
@@ -16,7 +15,7 @@ from unteach.models import load_model
 from unteach.probes import Probes
 
 
-def test_without_a_reference_recital_may_be_one_standard_error_above_never_seen_text() -> None:
+def test_without_a_reference_a_run_stops_where_never_seen_text_is_recited() -> None:
     model, tokenizer = load_model("micro:target", device="cpu")
     whole = micro.load_benchmark("stop")
     start = dataclasses.replace(
@@ -31,14 +30,11 @@ def test_without_a_reference_recital_may_be_one_standard_error_above_never_seen_
     before = _scores_before(model, tokenizer, probes, {"seed": 0, "progress": False})
 
     recited = [100 * item["score"] for item in recite(model, tokenizer, start.verbatim_holdout)]
-    error = statistics.stdev(recited) * math.sqrt(1 / 5 + 1 / 2)
-    assert error > 1
     assert before["verbmem_holdout"] == pytest.approx(statistics.mean(recited))
-    assert before["recital_error"] == pytest.approx(error)
     rule = _stop_rule(ForgetConfig(model=""), before, None)
     assert rule is not None
-    assert rule.value == pytest.approx(statistics.mean(recited) + error)
-    assert f"never-seen documents before the run {statistics.mean(recited):.4g}, and one standard error" in str(rule)
+    assert rule.value == before["verbmem_holdout"]
+    assert "never-seen documents before the run" in str(rule)
     with_reference = _stop_rule(ForgetConfig(model=""), before, {"verbmem_f": 12.0})
     assert with_reference is not None
     assert with_reference.value == 12.0

@@ -181,8 +181,10 @@ def _stream(device: torch.device) -> Any:
 def _waiting_refused() -> Iterator[None]:
     """Inside, an operation that waits for the GPU is an error."""
     before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # "a prototype feature"
+            torch.cuda.set_sync_debug_mode("error")
         yield
     finally:
         torch.cuda.set_sync_debug_mode(before)

@@ -34,7 +34,7 @@ def write_difference(base: Mapping[str, Tensor], model: Mapping[str, Tensor], fi
     """
     stored: dict[str, Tensor] = {}
     for name, before in base.items():
-        change = (model[name].detach().float() - before.float()).flatten().cpu()
+        change = (model[name].detach().cpu().float() - before.float()).flatten()
         if not change.any():
             continue
         blocks = torch.nn.functional.pad(change, (0, -len(change) % BLOCK)).view(-1, BLOCK)

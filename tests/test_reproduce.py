@@ -261,8 +261,18 @@ def test_a_worker_that_reads_other_inputs_refuses(tmp_path, monkeypatch):
     assert done
 
 
+only_linux = pytest.mark.skipif(sys.platform != "linux", reason="finds the workers in /proc")
+
+
+def workers_of(command: int) -> list[int]:
+    """Its child processes that measure cells."""
+    children = [int(n) for n in Path(f"/proc/{command}/task/{command}/children").read_text().split()]
+    return [n for n in children if b"spawn_main" in Path(f"/proc/{n}/cmdline").read_bytes()]
+
+
 @pytest.mark.slow
-def test_terminated_it_leaves_no_worker_behind(tmp_path):
+@pytest.mark.parametrize("who", ["the command", pytest.param("a worker", marks=only_linux)])
+def test_ended_it_leaves_no_worker_behind(tmp_path, who):
     made = options(tmp_path, "methods", config={"max_steps": 10_000, "evaluate_every": 10_000})
     (temporary := tmp_path / "temporary").mkdir()
     flags = f"--settings {made.settings} --out {made.out} --seeds 0 --limit 2 --jobs 2 --device cpu"
@@ -279,9 +289,13 @@ def test_terminated_it_leaves_no_worker_behind(tmp_path):
             line = command.stderr.readline()
             assert line, command.wait()
             started |= {line} if "stops at" in line else set()
-        command.send_signal(signal.SIGTERM)
-        assert "stopped; the same command goes on with the missing cells" in command.stderr.read()
-    assert command.returncode == 130
+        if who == "the command":
+            command.send_signal(signal.SIGTERM)
+            assert "stopped; the same command goes on with the missing cells" in command.stderr.read()
+        else:
+            os.kill(workers_of(command.pid)[0], signal.SIGKILL)
+            assert "a worker was killed, most likely for lack of memory: take fewer --jobs" in command.stderr.read()
+    assert command.returncode == (130 if who == "the command" else 1)
     assert not any(temporary.rglob("*.jsonl"))
     assert not any(temporary.rglob("*.safetensors"))
     for _ in range(100):

@@ -13,10 +13,11 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -76,6 +77,7 @@ def run_side_by_side(
         KeyboardInterrupt: The command was asked to stop; the workers have been ended.
         CellError: After all others have been measured.
     """
+    others = multiprocessing.active_children()
     pool = ProcessPoolExecutor(
         jobs,
         multiprocessing.get_context("spawn"),
@@ -96,7 +98,7 @@ def run_side_by_side(
                         book.say(f"{name} failed: {first_line(error)}")
                     show()
         except BaseException:
-            _end(pool)
+            _end(pool, others)
             raise
     pool.shutdown()
     if failed:
@@ -116,13 +118,17 @@ def _raise_if_all_end(error: BaseException) -> None:
         raise error
 
 
-def _end(pool: ProcessPoolExecutor) -> None:
-    """End the workers at once: a cell that is not finished leaves nothing behind but files in the temporary folder."""
-    workers = list((pool._processes or {}).values())
+def _end(pool: ProcessPoolExecutor, others: Collection[BaseProcess]) -> None:
+    """End the workers at once: a cell that is not finished leaves nothing behind but files in the temporary folder.
+
+    First, for a pool that has lost a worker waits for the others before it can be shut down, and they take SIGTERM as a
+    wish to stop after this step.
+    """
+    for process in multiprocessing.active_children():
+        if process not in others:
+            process.kill()
+            process.join()
     pool.shutdown(wait=False, cancel_futures=True)
-    for process in workers:
-        process.kill()
-        process.join()
 
 
 def _cores() -> int:

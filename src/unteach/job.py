@@ -6,7 +6,7 @@ import dataclasses
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +35,7 @@ from unteach.errors import InputError
 from unteach.models import context_length, load_model, rounding_loss, save_model, trainable_parameters
 from unteach.passes import HALF, resolved_precision
 from unteach.probes import Probes, run_probes
-from unteach.run_folder import RunFolder
+from unteach.run_folder import Once, RunFolder, SharedScores
 from unteach.stopping import StopRule, parse_rule
 from unteach.tracking import StepLog
 from unteach.unlearn import Outcome, unlearn
@@ -78,7 +78,8 @@ def run_forget(
     *,
     resume: bool = False,
     say: Callable[[str], None] | None = None,
-    shared: dict[str, Any] | None = None,
+    shared: Once | None = None,
+    measurements: Collection[str] | None = None,
 ) -> ForgetResult:
     """``unteach forget``: load everything that the config names, run, save.
 
@@ -88,8 +89,10 @@ def run_forget(
         config: Settings.
         resume: Go on with the run in ``config.out``, with the settings saved there.
         say: Gets the lines for people; by default they go to stderr.
-        shared: Give the same dict to several runs that start from one model with the same data and seed: the scores
-            before the run, and the reference's, are then measured once.
+        shared: ``SharedScores().once``, the same for several runs that start from one model with the same data and
+            seed: the scores before the run, and the reference's, are then measured once.
+        measurements: What is measured before and after the run, names out of ``evaluation.suite.MEASUREMENTS``; None:
+            everything that can be.
 
     Raises:
         InputError: Something given cannot be used; every problem found is named.
@@ -110,7 +113,19 @@ def run_forget(
     device = config.resolved_device()
     incompetent = load_model(config.incompetent, device=device)[0] if config.incompetent else None
     return _forget(
-        model, tokenizer, documents, general, holdout, config, out, reference, incompetent, resume, say, shared
+        model,
+        tokenizer,
+        documents,
+        general,
+        holdout,
+        config,
+        out,
+        reference,
+        incompetent,
+        resume,
+        say,
+        shared,
+        measurements,
     )
 
 
@@ -165,6 +180,7 @@ def forget(
         False,
         _print_to_stderr,
         None,
+        None,
     )
 
 
@@ -180,7 +196,8 @@ def _forget(
     incompetent: Any,
     resume: bool,
     say: Callable[[str], None],
-    shared: dict[str, Any] | None,
+    shared: Once | None,
+    measurements: Collection[str] | None,
 ) -> ForgetResult:
     from unteach.evaluation.suite import evaluate
 
@@ -223,7 +240,7 @@ def _forget(
         say(f"step {step}: " + ", ".join(f"{name} {value:.4g}" for name, value in scores.items()))
         return scores
 
-    folder = RunFolder(out, resume, {} if shared is None else shared)
+    folder = RunFolder(out, resume, shared or SharedScores().once)
     before = folder.remember("before", lambda: _scores_before(model, tokenizer, probes, options))
     say("before: " + ", ".join(f"{name} {value:.4g}" for name, value in before.items()))
     reference_stop = reference_final = None
@@ -232,13 +249,18 @@ def _forget(
             "reference", lambda: dict(evaluate(reference, tokenizer, probes.stop, **options))
         )
         reference_final = folder.scores(
-            "reference", lambda: evaluate(reference, tokenizer, probes.final, **options), config, None
+            "reference",
+            lambda: evaluate(reference, tokenizer, probes.final, measurements=measurements, **options),
+            config,
+            None,
         )
     rule = _stop_rule(config, before, reference_stop)
     say(f"stops at {rule}")
 
     def evaluate_final() -> Any:
-        return evaluate(model, tokenizer, probes.final, reference_scores=reference_final, **options)
+        return evaluate(
+            model, tokenizer, probes.final, reference_scores=reference_final, measurements=measurements, **options
+        )
 
     first = folder.scores("step_000000", evaluate_final, config, 0)
     folder.write_config(config)

@@ -1,18 +1,67 @@
-"""The folder of a run, which the first rank writes and all read."""
+"""The folder of a run, which the first rank writes and all read; and scores that several runs share."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import pickle
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from unteach.config import ForgetConfig, to_yaml
 from unteach.distributed import from_first_rank, is_first_rank
 
-__all__ = ["RunFolder"]
+try:
+    import fcntl
+except ImportError:  # not on Windows: there two processes may measure the same
+    fcntl = None  # type: ignore[assignment]
+
+__all__ = ["Once", "RunFolder", "SharedScores"]
+
+T = TypeVar("T")
+
+
+class Once(Protocol):
+    """What is computed once under a name, and then known."""
+
+    def __call__(self, name: str, compute: Callable[[], T]) -> T:
+        """The value of that name."""
+
+
+class SharedScores:
+    """Scores that several runs need, measured once.
+
+    Args:
+        folder: Where they are kept for other processes, too, which wait while one measures; None: in memory only.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = folder
+        self._known: dict[str, Any] = {}
+
+    def once(self, name: str, compute: Callable[[], T]) -> T:
+        """The scores of that name; ``compute`` is called if nobody has them yet."""
+        if name not in self._known:
+            self._known[name] = compute() if self.folder is None else self._in_folder(self.folder, name, compute)
+        return self._known[name]
+
+    @staticmethod
+    def _in_folder(folder: Path, name: str, compute: Callable[[], T]) -> T:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = folder / hashlib.sha256(name.encode()).hexdigest()[:32]
+        with file.with_suffix(".lock").open("w") as lock:
+            if fcntl:
+                fcntl.flock(lock, fcntl.LOCK_EX)  # given back when the file is closed, also by a process that dies
+            if file.exists():
+                return pickle.loads(file.read_bytes())
+            value = compute()
+            partial = file.with_suffix(f".{os.getpid()}")
+            partial.write_bytes(pickle.dumps(value))
+            os.replace(partial, file)
+            return value
 
 
 class RunFolder:
@@ -21,11 +70,11 @@ class RunFolder:
     Args:
         out: The folder; None: a temporary one.
         resume: Read back what a run wrote before.
-        shared: Scores that several runs from one model share: measured once.
+        once: Keeps the scores that several runs from one model share.
     """
 
-    def __init__(self, out: Path | None, resume: bool, shared: dict[str, Any]) -> None:
-        self.shared = shared
+    def __init__(self, out: Path | None, resume: bool, once: Once) -> None:
+        self._once = once
         self._temporary = tempfile.TemporaryDirectory() if out is None and is_first_rank() else None
         self.path = from_first_rank(Path(self._temporary.name) if self._temporary else Path(str(out)))
         self.resume = resume
@@ -46,10 +95,9 @@ class RunFolder:
         file = self.path / "checkpoints" / f"{name}.json"
         if from_first_rank(self.resume and file.exists()):
             return json.loads(file.read_text(encoding="utf-8"))
-        if f"stop {name}" not in self.shared:
-            self.shared[f"stop {name}"] = from_first_rank(compute())
-        self.write_json(f"checkpoints/{name}.json", self.shared[f"stop {name}"])
-        return self.shared[f"stop {name}"]
+        scores = self._once(f"stop {name}", lambda: from_first_rank(compute()))
+        self.write_json(f"checkpoints/{name}.json", scores)
+        return scores
 
     def scores(self, name: str, compute: Callable[[], Any], config: ForgetConfig, step: int | None) -> Any:
         """Scores of the final benchmark, written to ``evaluations/`` and read back when a run is resumed."""
@@ -58,14 +106,13 @@ class RunFolder:
         file = self.path / "evaluations" / f"{name}.json"
         if from_first_rank(self.resume and file.exists()):
             return Scores.from_dict(json.loads(file.read_text(encoding="utf-8")))
-        if not step and f"final {name}" in self.shared:
-            scores = self.shared[f"final {name}"]
-        else:
-            model = config.reference if step is None else config.model
+        model = config.reference if step is None else config.model
+
+        def measure() -> Any:
             scores = from_first_rank(compute())
-            scores = scores.replace(step=step, seed=config.seed, model=model, name=name if step is None else "")
-        if not step:
-            self.shared[f"final {name}"] = scores
+            return scores.replace(step=step, seed=config.seed, model=model, name=name if step is None else "")
+
+        scores = measure() if step else self._once(f"final {name}", measure)
         if is_first_rank():
             scores.write(file)
         return scores

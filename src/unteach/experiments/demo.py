@@ -57,13 +57,14 @@ def run(options: DemoOptions) -> dict[str, Any]:
     from unteach.evaluation.scores import Scores
     from unteach.job import run_forget
     from unteach.report import write_report
+    from unteach.run_folder import SharedScores
 
     out = options.out
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"out is {str(out)!r}, which exists and is not empty: name a new folder")
     rows: list[dict[str, Any]] = []
     results: dict[str, Scores] = {}
-    shared: dict[str, Any] = {}
+    shared = SharedScores()
     names = list(METHODS)[: None if options.all else 2]
     for name in names:
         print(f"\n{name}", file=sys.stderr)
@@ -78,7 +79,7 @@ def run(options: DemoOptions) -> dict[str, Any]:
                 method=METHODS[name],
                 seed=options.seed,
             ),
-            shared=shared,
+            shared=shared.once,
         )
         folder = out / name / "evaluations"
         results |= {

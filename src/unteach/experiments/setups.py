@@ -9,13 +9,14 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from unteach.config import ForgetConfig, Method, Stop
 from unteach.corpora import Benchmark, Probe
 from unteach.data import read_documents
 from unteach.errors import InputError
 from unteach.experiments.cells import thinned
+from unteach.run_folder import Once, SharedScores
 
 if TYPE_CHECKING:
     from unteach.evaluation.scores import Scores
@@ -27,6 +28,7 @@ NEVER = "verbmem_f <= -1"
 """A stop rule that is never met: the run takes all its steps."""
 EXAMPLES = 2
 """Outputs of each kind that a cell keeps."""
+T = TypeVar("T")
 _INPUTS = ("model", "documents", "general", "holdout", "reference", "questions", "incompetent")
 _WITHOUT_EFFECT = ("out", "device", "track", "micro_batch", "checkpoint_every", "keep_checkpoints", "save_dtype")
 
@@ -54,9 +56,9 @@ class Setup:
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Of single experiments, by their names."""
     say: Callable[[str], None] = print
-    _shared: dict[Any, dict[str, Any]] = field(default_factory=dict)
+    shared: SharedScores = field(default_factory=SharedScores)
+    """What several cells need to measure once only."""
     _hashes: dict[tuple[str, str], str] = field(default_factory=dict)
-    _reference: Any = None
 
     @property
     def embedded(self) -> bool:
@@ -107,10 +109,12 @@ class Setup:
         from unteach.evaluation.scores import Scores
         from unteach.job import run_forget
 
-        result = run_forget(config, say=self.say, shared=self._shared_by(config))
+        own = config.model.startswith("micro:") and config.documents == "micro:forget" and self.embedded
+        needed = None if own else ["verbmem_f"]  # the rest of the job's own scores nobody would read
+        result = run_forget(config, say=self.say, shared=self._once(config), measurements=needed)
         out = Path(config.out)
         lines = (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        if config.model.startswith("micro:") and config.documents == "micro:forget" and self.embedded:
+        if own:
             file = out / "evaluations" / f"step_{result.steps:06d}.json"
             scores = Scores.from_dict(json.loads(file.read_text(encoding="utf-8")))
         else:
@@ -126,15 +130,17 @@ class Setup:
         }
         return result, content
 
-    def _shared_by(self, config: ForgetConfig) -> dict[str, Any]:
-        """What runs that start from the same model and measure the same passages need to measure once only."""
+    def _once(self, config: ForgetConfig) -> Once:
+        """What keeps the scores of runs that start from the same model and measure the same passages."""
         seed = None if config.model.startswith("micro:") else config.seed  # those passages are the same for every seed
-        measured = (config.general, config.holdout, config.reference, config.questions, config.probes)
-        parts = (config.model, config.documents, *measured, seed)
+        inputs = [self._hash(name, getattr(config, name)) for name in _INPUTS if name != "incompetent"]
         asks = "knowmem" in (config.stop.metric or "")  # the stop rule then needs other scores, the report the same
-        known = self._shared.get((parts, not asks), {})
-        final = {name: value for name, value in known.items() if name.startswith("final")}
-        return self._shared.setdefault((parts, asks), final)
+
+        def once(name: str, compute: Callable[[], T]) -> T:
+            rule = asks if name.startswith("stop") else None
+            return self.shared.once(f"{name} {inputs} {config.probes} {seed} {rule}", compute)
+
+        return once
 
     def measure(self, model: Any, seed: int) -> Scores:
         """Everything that can be measured of a model."""
@@ -162,13 +168,18 @@ class Setup:
 
     def reference_scores(self) -> Scores | None:
         """The retrained model's membership and TOFU scores, which others are compared with; None without one."""
-        if self._reference is None and self.config.reference:
+        reference = self.config.reference
+        if not reference:
+            return None
+
+        def compute() -> Scores:
             from unteach.evaluation.suite import evaluate
             from unteach.models import load_model
 
-            model, tokenizer = load_model(self.config.reference, device=self.config.resolved_device())
-            self._reference = evaluate(model, tokenizer, self.final, measurements=["privleak", "tofu"])
-        return self._reference
+            model, tokenizer = load_model(reference, device=self.config.resolved_device())
+            return evaluate(model, tokenizer, self.final, measurements=["privleak", "tofu"])
+
+        return self.shared.once("reference", compute)
 
     def kept(self, scores: Scores) -> dict[str, Any]:
         """What a cell keeps of scores: values with intervals, notes, and a few outputs where the texts may be shown."""

@@ -179,6 +179,7 @@ def _prepare(options: ReproduceOptions, threads: int, work: Path) -> None:
 
     book = Book(options.out / options.benchmark, say, fresh=options.fresh)
     setup = build(options, Path(tempfile.tempdir), say)
+    setup.shared.folder = work / "shared"
     cells = experiment_module(options.name).cells(setup, read_seeds(options.seeds), book)
     known = [*cells, *(need for cell in cells for need in cell.needs)]
     _worker["book"], _worker["cells"] = book, {(cell.name, cell.seed): cell for cell in known}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ from unteach.calibrate import rounding_noise
 from unteach.config import ForgetConfig, Method, Precision
 from unteach.data import ForgetBatches
 from unteach.divergences import DIVERGENCES, mean_over_rows
+from unteach.experiments.difference import add_difference, write_difference
 from unteach.models import trainable_parameters
 from unteach.passes import computing, hidden_states
 from unteach.unlearn import train_step
@@ -134,3 +136,11 @@ def test_bf16_is_noisier_than_fp16() -> None:
 
     assert noise("fp32") == pytest.approx(0, abs=1e-6)
     assert 0 < noise("fp16") < noise("bf16")
+
+
+def test_a_difference_between_a_gpu_and_main_memory_is_that_of_main_memory(tmp_path: Path) -> None:
+    base = {"a": torch.randn(70, generator=torch.Generator().manual_seed(0))}
+    model = {"a": base["a"] + 0.01 * torch.arange(70)}
+    write_difference(base, model, tmp_path / "cpu")
+    write_difference(base, {"a": model["a"].cuda()}, tmp_path / "cuda")
+    assert torch.equal(add_difference(base, tmp_path / "cpu")["a"], add_difference(base, tmp_path / "cuda")["a"])

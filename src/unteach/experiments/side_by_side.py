@@ -121,8 +121,8 @@ def _raise_if_all_end(error: BaseException) -> None:
 def _end(pool: ProcessPoolExecutor, others: Collection[BaseProcess]) -> None:
     """End the workers at once: a cell that is not finished leaves nothing behind but files in the temporary folder.
 
-    They are killed before the pool is shut down: one that has lost a worker sends the others SIGTERM, which they take as
-    a wish to stop after this step, and holds its lock until they have ended.
+    They are killed before the pool is shut down: one that has lost a worker sends the others SIGTERM, which they take
+    as a wish to stop after this step, and holds its lock until they have ended.
     """
     for process in multiprocessing.active_children():
         if process not in others:

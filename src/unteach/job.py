@@ -99,7 +99,6 @@ def run_forget(
         Interrupted: SIGINT or SIGTERM came; the checkpoint is written.
     """
     join()
-    say = say or _print_to_stderr
     out = Path(config.out)
     if resume:
         config = from_yaml(ForgetConfig, out / "config.yaml", out=str(out))
@@ -122,10 +121,10 @@ def run_forget(
         out,
         reference,
         incompetent,
-        resume,
-        say,
-        shared,
-        measurements,
+        resume=resume,
+        say=say,
+        shared=shared,
+        measurements=measurements,
     )
 
 
@@ -177,10 +176,6 @@ def forget(
         Path(config.out) if config.out else None,
         reference,
         incompetent,
-        False,
-        _print_to_stderr,
-        None,
-        None,
     )
 
 
@@ -194,16 +189,16 @@ def _forget(
     out: Path | None,
     reference: Any,
     incompetent: Any,
-    resume: bool,
-    say: Callable[[str], None],
-    shared: Once | None,
-    measurements: Collection[str] | None,
+    *,
+    resume: bool = False,
+    say: Callable[[str], None] | None = None,
+    shared: Once | None = None,
+    measurements: Collection[str] | None = None,
 ) -> ForgetResult:
     from unteach.evaluation.suite import evaluate
 
     started = time.perf_counter()
-    if not is_first_rank():
-        say = _say_nothing
+    say = (say or _print_to_stderr) if is_first_rank() else _say_nothing
     max_tokens, general_tokens = config.lengths(context_length(model))
     tokens = tokenise(documents, tokenizer, mode=config.document_mode, max_tokens=max_tokens)
     kept, heldout = general_documents.set_aside(min(HELDOUT_GENERAL, len(general_documents) // 4), config.seed)

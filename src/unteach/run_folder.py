@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import pickle
 import tempfile
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 from unteach.config import ForgetConfig, to_yaml
 from unteach.distributed import from_first_rank, is_first_rank
+from unteach.files import write_whole
 
 try:
     import fcntl
@@ -39,13 +39,13 @@ class SharedScores:
     """
 
     def __init__(self, folder: Path | None = None) -> None:
-        self.folder = folder
+        self._folder = folder
         self._known: dict[str, Any] = {}
 
     def once(self, name: str, compute: Callable[[], T]) -> T:
         """The scores of that name; ``compute`` is called if nobody has them yet."""
         if name not in self._known:
-            self._known[name] = compute() if self.folder is None else self._in_folder(self.folder, name, compute)
+            self._known[name] = compute() if self._folder is None else self._in_folder(self._folder, name, compute)
         return self._known[name]
 
     @staticmethod
@@ -58,9 +58,7 @@ class SharedScores:
             if file.exists():
                 return pickle.loads(file.read_bytes())
             value = compute()
-            partial = file.with_suffix(f".{os.getpid()}")
-            partial.write_bytes(pickle.dumps(value))
-            os.replace(partial, file)
+            write_whole(file, pickle.dumps(value))
             return value
 
 
@@ -83,12 +81,8 @@ class RunFolder:
 
     def write_json(self, name: str, content: Any) -> None:
         """Write a JSON file, all or nothing."""
-        if not is_first_rank():
-            return
-        partial = self.path / f"{name}.part"
-        partial.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(json.dumps(content, indent=1, ensure_ascii=False), encoding="utf-8")
-        os.replace(partial, self.path / name)
+        if is_first_rank():
+            write_whole(self.path / name, json.dumps(content, indent=1, ensure_ascii=False))
 
     def remember(self, name: str, compute: Callable[[], dict[str, float]]) -> dict[str, float]:
         """Scores that the stop rule compares with: computed once, read back when a run is resumed."""
@@ -119,11 +113,8 @@ class RunFolder:
 
     def write_config(self, config: ForgetConfig) -> None:
         """Write ``config.yaml``, all or nothing."""
-        if not is_first_rank():
-            return
-        partial = self.path / "config.yaml.part"
-        partial.write_text(to_yaml(config), encoding="utf-8")
-        os.replace(partial, self.path / "config.yaml")
+        if is_first_rank():
+            write_whole(self.path / "config.yaml", to_yaml(config))
 
     def clean_up(self) -> None:
         """Remove a temporary folder."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from unteach.config import ForgetConfig
 from unteach.errors import InputError
+from unteach.files import write_whole
 
 __all__ = ["StepLog"]
 
@@ -76,9 +76,7 @@ class StepLog:
             if row["step"] > step:
                 break
             rows.append(line)
-        partial = self.file.with_suffix(".part")
-        partial.write_text("".join(f"{line}\n" for line in rows), encoding="utf-8")
-        os.replace(partial, self.file)
+        write_whole(self.file, "".join(f"{line}\n" for line in rows))
 
 
 def _tracker(config: ForgetConfig, folder: Path) -> Callable[[dict[str, Any] | None], None] | None:

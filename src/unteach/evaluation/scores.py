@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 import platform
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from unteach.evaluation.statistics import Metric
+from unteach.files import write_whole
 
 SCHEMA = "unteach.scores/1"
 _RECORDS_OF = {"privleak": "membership", "mmlu_greedy": "mmlu_val", "mmlu_invalid": "mmlu_val"}
@@ -130,17 +130,13 @@ class Scores(Mapping[str, float]):
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write an object as JSON through a temporary file beside it; NaN is refused.
+    """Write an object as JSON, all or nothing; NaN is refused.
 
     Args:
         path: the file; its folder is made.
         content: what to write.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
-    text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
-    temporary.write_text(text + "\n", encoding="utf-8")
-    temporary.replace(path)
+    write_whole(path, json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def library_versions() -> dict[str, str]:

@@ -166,6 +166,7 @@ def _prepare(options: ReproduceOptions, threads: int, work: Path) -> None:
     from unteach.experiments.cells import Book
     from unteach.experiments.reproduce import experiment_module, read_seeds
     from unteach.experiments.sources import build
+    from unteach.run_folder import SharedScores
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the command, which ends its workers
     torch.set_num_threads(threads)
@@ -179,7 +180,7 @@ def _prepare(options: ReproduceOptions, threads: int, work: Path) -> None:
 
     book = Book(options.out / options.benchmark, say, fresh=options.fresh)
     setup = build(options, Path(tempfile.tempdir), say)
-    setup.shared.folder = work / "shared"
+    setup.shared = SharedScores(work / "shared")
     cells = experiment_module(options.name).cells(setup, read_seeds(options.seeds), book)
     known = [*cells, *(need for cell in cells for need in cell.needs)]
     _worker["book"], _worker["cells"] = book, {(cell.name, cell.seed): cell for cell in known}

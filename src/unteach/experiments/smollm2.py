@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import os
 import shutil
 import sys
 import time
@@ -35,6 +34,7 @@ from unteach.data import EMBEDDED_GENERAL, Documents, ForgetBatches, GeneralText
 from unteach.evaluation.scoring import token_logprobs
 from unteach.evaluation.verbmem import mean_score, recite
 from unteach.experiments.gguf import convert, save_folder
+from unteach.files import write_whole
 from unteach.job import run_forget
 from unteach.models import context_length, load_model, load_tokenizer
 from unteach.passes import hidden_states, in_micro_batches, precision_of_pass
@@ -307,16 +307,12 @@ def table(runs: Sequence[dict[str, Any]]) -> str:
 
 def write_json(path: Path, content: Any) -> None:
     """Write a JSON file, all or nothing."""
-    partial = path.with_name(path.name + ".part")
-    partial.write_text(json.dumps(content, indent=1, ensure_ascii=False), encoding="utf-8")
-    os.replace(partial, path)
+    write_whole(path, json.dumps(content, indent=1, ensure_ascii=False))
 
 
 def write_texts(path: Path, texts: Sequence[str]) -> None:
     """Write texts as JSON lines, all or nothing."""
-    partial = path.with_name(path.name + ".part")
-    partial.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
-    os.replace(partial, path)
+    write_whole(path, "".join(json.dumps({"text": text}) + "\n" for text in texts))
 
 
 def say(line: str) -> None:

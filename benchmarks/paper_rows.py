@@ -1,13 +1,13 @@
 """A few steps of the paper's own rows, with the settings of configs/*.yaml, on random weights of Llama-2-7B's shape.
 
-python benchmarks/paper_rows.py [--configs muse-news-mt-nlul-kl ...] [--steps 10] [--share 1] [--as-written] [--tiny]
-                                [--json FILE]
+python benchmarks/paper_rows.py [--configs muse-news-mt-nlul-kl ...] [--steps 10] [--share 1] [--precision fp16]
+                                [--micro-batch 4] [--checkpoint] [--tiny] [--json FILE]
 
-Batch sizes, lengths, losses, divergences and optimizers are those of each file; so are precision and micro-batch with
---as-written, else fp16 and 4 sequences, which is faster and changes nothing else. IT's small model has TinyLlama's
-shape. Text and weights are random (and go from row to row), so only memory, time and finite numbers mean something. For
-each row: seconds of a step (median), peak memory beside what `unteach plan` says (evaluation included), and the hours
-that the largest number of steps would take.
+Batch sizes, lengths, losses, divergences and optimizers are those of each file; precision and micro-batch are not: they
+change speed and memory only. --checkpoint keeps only the blocks' inputs for the backward pass: slower, less memory.
+IT's small model has TinyLlama's shape. Text and weights are random (and go from row to row), so only memory, time and
+finite numbers mean something. For each row: seconds of a step (median), peak memory beside what `unteach plan` says
+(evaluation included), and the hours that the largest number of steps would take.
 
 With --share 0.2 a step reads a fifth of each batch, which is quicker and needs the same memory for activations; the
 hours are those of the whole batch, counted as if all of a step's time grew with it (the optimizer's does not).
@@ -59,9 +59,13 @@ def planned_bytes(config, model, small, options):
 
 def run_row(name, model, small, options):
     config = from_yaml(ForgetConfig, FOLDER / f"{name}.yaml")
-    if not options.as_written:
-        precision = "fp32" if options.device == "cpu" else "fp16"
-        config = dataclasses.replace(config, micro_batch=4, precision=Precision(forget=precision, divergence=precision))
+    precision = "fp32" if options.device == "cpu" else options.precision
+    config = dataclasses.replace(
+        config,
+        micro_batch=options.micro_batch,
+        precision=Precision(forget=precision, divergence=precision),
+        checkpoint_activations=options.checkpoint,
+    )
     if options.tiny:
         config = dataclasses.replace(config, batch=4, general_batch=4, max_tokens=32, general_tokens=16)
     config = dataclasses.replace(
@@ -92,7 +96,7 @@ def run_row(name, model, small, options):
     return {
         "row": name,
         "forget + general": f"{config.batch} + {config.general_batch}",
-        "precision": config.precision.divergence,
+        "precision": config.precision.divergence + (", checkpointed" if config.checkpoint_activations else ""),
         "s/step": seconds,
         "planned GiB": planned_bytes(config, model, small, options) / 2**30,
         "peak GiB": torch.cuda.max_memory_allocated() / 2**30 if options.device == "cuda" else 0.0,
@@ -108,7 +112,9 @@ def main():
     arguments.add_argument("--configs", nargs="+", default=TABLE_1)
     arguments.add_argument("--steps", type=int, default=10)
     arguments.add_argument("--share", type=float, default=1.0, help="of each batch")
-    arguments.add_argument("--as-written", action="store_true")
+    arguments.add_argument("--precision", default="fp16")
+    arguments.add_argument("--micro-batch", type=int, default=4)
+    arguments.add_argument("--checkpoint", action="store_true", help="keep only the blocks' inputs")
     options = arguments.parse_args()
     print(machine(options.device))
     model = make_model("tiny" if options.tiny else "7B", options.device)

@@ -17,6 +17,7 @@ from unteach.data import ForgetBatches
 from unteach.divergences import DIVERGENCES, mean_over_rows
 from unteach.experiments.difference import add_difference, write_difference
 from unteach.models import trainable_parameters
+from unteach.optimizers import AnchoredAdamW
 from unteach.passes import computing, hidden_states
 from unteach.unlearn import train_step
 from unteach.vocab_head import Head, mean_divergence
@@ -51,6 +52,27 @@ def test_the_kernels_step_as_plain_pytorch_does(monkeypatch: pytest.MonkeyPatch)
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
         for name in ("teacher", "momentum"):
             torch.testing.assert_close(optimizers[0].state[a][name], optimizers[1].state[b][name], rtol=1e-5, atol=1e-6)
+
+
+def test_adamw_steps_in_place_and_as_on_a_cpu() -> None:
+    """A step needs no memory that grows with the weights, and a saved state is read back on the GPU."""
+    start = torch.randn(1000, 4000, generator=torch.Generator().manual_seed(0))
+    weights = {device: torch.nn.Parameter(start.to(device, copy=True)) for device in ("cpu", "cuda")}
+    optimizers = {device: AnchoredAdamW([weight], lr=1e-3, warmup=0) for device, weight in weights.items()}
+    for seed in range(1, 6):
+        gradient = torch.randn(start.shape, generator=torch.Generator().manual_seed(seed))
+        for device, weight in weights.items():
+            weight.grad = gradient.to(device, copy=True)
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            optimizers[device].step()
+            if device == "cuda" and seed > 1:  # the first makes the moments
+                assert torch.cuda.max_memory_allocated() - before < 4 * start.numel() / 2
+        if seed == 3:
+            saved = optimizers["cuda"].state_dict()
+            optimizers["cuda"] = AnchoredAdamW([weights["cuda"]], lr=1e-3, warmup=0)
+            optimizers["cuda"].load_state_dict(saved)
+    torch.testing.assert_close(weights["cuda"].detach().cpu(), weights["cpu"].detach(), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])

@@ -198,7 +198,7 @@ def test_every_experiment_runs_on_the_embedded_benchmark(tmp_path, capsys):
         ("methods", "target,retrained,mt-nlul-qkl-star,adamw-it-kl,adamw-npo-kl", 5),
         ("losses", "loss-mt-nlul,loss-mt-npo-after-adamw", 2),
         ("recovery", "recovery-retrained,recovery-adamw-npo-kl", 2),
-        ("sequential", "sequential-adamw-npo-kl", 1),
+        ("sequential", "sequential-adamw-npo-kl,sequential-adamw-npo-kl-until-forgotten", 2),
         ("retain-or-general", "adamw-npo-kl,adamw-npo-kl-on-retain", 2),
         ("tradeoff", "", 1),
     ):
@@ -207,27 +207,36 @@ def test_every_experiment_runs_on_the_embedded_benchmark(tmp_path, capsys):
         assert len(done) >= count, name
         assert all(cell["metrics"] for cell in done)
         assert all(Path(figure).stat().st_size > 1000 for figure in result["figures"])
-        assert len(result["figures"]) == {"losses": 2, "sequential": 2, "tradeoff": 6}.get(name, 0)
+        assert len(result["figures"]) == {"losses": 2, "sequential": 2, "tradeoff": 9}.get(name, 0)
     shown = capsys.readouterr()
     assert measured(shown.err).count("adamw-npo-kl, seed 0") == 1  # methods' cell serves the others too
     recovered = json.loads((tmp_path / "results/micro/recovery-adamw-npo-kl-seed-0.json").read_text())
     unlearned = json.loads((tmp_path / "results/micro/adamw-npo-kl-seed-0.json").read_text())
     assert recovered["before"]["metrics"] == unlearned["metrics"]  # the same steps give the same model
     assert recovered["metrics"] != unlearned["metrics"]
-    requests = json.loads((tmp_path / "results/micro/sequential-adamw-npo-kl-seed-0.json").read_text())["requests"]
-    assert [request["request"] for request in requests] == [0, 1, 2, 3, 4]
-    assert requests[4]["metrics"]["nll_general"] != requests[0]["metrics"]["nll_general"]
+    for ending, rules in (("", {"max_steps"}), ("-until-forgotten", {"stop", "max_steps", "utility_floor"})):
+        file = tmp_path / f"results/micro/sequential-adamw-npo-kl{ending}-seed-0.json"
+        requests = json.loads(file.read_text())["requests"]
+        assert [request["request"] for request in requests] == [0, 1, 2, 3, 4]
+        assert requests[4]["metrics"]["nll_general"] != requests[0]["metrics"]["nll_general"]
+        assert {request["stop"]["rule"] for request in requests[1:]} <= rules
 
 
 @pytest.mark.slow
 def test_cells_side_by_side_are_those_of_one_process(tmp_path, capfd):
-    chosen = options(tmp_path, "sequential", jobs=2)
+    chosen = options(tmp_path, "sequential", jobs=2, only="sequential-mt-nlul-qkl,sequential-adamw-npo-kl")
     result = run(chosen)
     assert [cell["state"] for cell in result["cells"]] == ["done"] * 2
     said = capfd.readouterr().err
     assert "2 done, 0 missing" in said
     for needed in ("target", "mt-nlul-qkl", "adamw-npo-kl"):  # both workers read the first: it is measured once
         assert said.count(f": measuring {needed}, seed 0") == 1, needed
+    for name in ("mt-nlul-qkl", "adamw-npo-kl"):  # every request has the numbers that methods ran with
+        whole, parts = (
+            json.loads((tmp_path / "results" / "micro" / f"{kind}{name}-seed-0.json").read_text())
+            for kind in ("", "sequential-")
+        )
+        assert [request["method"] for request in parts["requests"][1:]] == [whole["method"]] * 4, name
     (tmp_path / "alone").mkdir()
     alone = run(options(tmp_path / "alone", "methods", only="adamw-npo-kl"))
     beside = json.loads((tmp_path / "results" / "micro" / "adamw-npo-kl-seed-0.json").read_text())["metrics"]

@@ -323,6 +323,15 @@ def test_a_method_without_numbers_is_refused():
         make_optimizer([torch.nn.Parameter(torch.ones(1))], Method())
 
 
+@pytest.mark.parametrize("optimizer", ["mean_teacher", "adamw"])
+def test_gradients_do_not_outlive_their_step(optimizer):
+    model, parameters, forget, general, config = make()
+    method = dataclasses.replace(METHOD, optimizer=optimizer)
+    row = train_step(model, make_optimizer(parameters.values(), method), forget, [0, 1], general, method, config, 0)
+    assert row["grad_norm"] > 0
+    assert all(p.grad is None for p in parameters.values())
+
+
 def test_precision_is_set_for_a_pass_and_put_back():
     before = torch.get_float32_matmul_precision()
     made = make(precision=Precision(forget="tf32", divergence="fp32"))

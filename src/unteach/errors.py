@@ -6,6 +6,9 @@ from collections.abc import Iterable
 
 __all__ = ["InputError", "first_line"]
 
+_LONGEST_LINE = 300
+"""PyTorch's message for want of GPU memory lists every process in one line."""
+
 
 class InputError(ValueError):
     """What the user gave cannot be used. The text has one line per problem; the command ends with status 2.
@@ -27,6 +30,8 @@ class InputError(ValueError):
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an exception's message, or its type's name where it has none."""
+    """The first line of an exception's message, cut where it is very long, or its type's name where it has none."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
+    if not lines:
+        return type(error).__name__
+    return lines[0] if len(lines[0]) <= _LONGEST_LINE else lines[0][:_LONGEST_LINE].rstrip() + "…"

@@ -60,7 +60,10 @@ class AnchoredAdamW(torch.optim.AdamW):
         clip: float | None = 1.0,
         warmup: int = 100,
     ) -> None:
-        super().__init__(params, lr=lr, betas=betas, weight_decay=weight_decay)
+        parameters = list(params)
+        on_gpu = bool(parameters) and all(isinstance(p, Tensor) and p.device.type == "cuda" for p in parameters)
+        # On a GPU in one kernel: otherwise the square roots of all second moments are held at once.
+        super().__init__(parameters, lr=lr, betas=betas, weight_decay=weight_decay, fused=on_gpu or None)
         self.peak_lr, self.clip, self.warmup = lr, clip, warmup
         self.steps_taken = 0
         self.last_grad_norm: float | None = None

@@ -247,8 +247,8 @@ class _Run:
             outputs += FLOAT * student.width * student.vocabulary
         exchange = min(trained, FLOAT * (BUCKET_ELEMENTS + largest))
         stepping = exchange
-        if adamw:  # on a GPU, AdamW takes the square roots of all second moments at once
-            stepping = trained if self.device.type == "cuda" else 2 * FLOAT * largest
+        if adamw:  # on a GPU in one kernel, in place
+            stepping = 0 if self.device.type == "cuda" else 2 * FLOAT * largest
         divided = {option: 1 if option == "incompetent" else self.ranks for option in self.others}
         standing = {
             "weights": FLOAT * student.parameters // self.ranks,
@@ -272,7 +272,7 @@ class _Run:
             "while the student reads forget text": trained + outputs + gathered + forget.peak + base_reading,
             "while the student reads general text": trained + outputs + gathered + general.peak,
             "in the optimizer step": trained + outputs + stepping,
-            "in an evaluation": trained + gathered + passing["evaluation"],
+            "in an evaluation": gathered + passing["evaluation"],
         }
         if self.device.type == "cpu" or self.ranks > 1:
             moments["on going back to a checkpoint"] = trained if adamw else 2 * trained  # the saved state, twice

@@ -289,6 +289,7 @@ def train_step(
             if scale <= 1:
                 raise
             scale = max(1.0, scale / SCALE_STEP)
+    optimizer.zero_grad()  # an evaluation, and the teacher's next reading, can use the memory
     sums = [sum(share * float(value) for share, value in values) for values in terms.values()]  # not before: it waits
     return dict(zip(terms, sum_over_ranks(sums), strict=True)) | {
         "grad_norm": optimizer.last_grad_norm,

@@ -53,13 +53,16 @@ def test_values_intervals_and_counts(scores):
         "knowmem_r",
         *(f"auc_forget_holdout_{name}" for name in SCORES),
         "auc_retain_holdout_min_40",
+        "nll_forget",
+        "nll_retain",
+        "nll_holdout",
         "mmlu_val",
         "mmlu_greedy",
         "mmlu_invalid",
         "nll_general",
         "degenerate",
     }
-    assert len(scores) == 20
+    assert len(scores) == 23
     for name, metric in scores.metrics.items():
         assert metric.value == scores[name]
         if metric.count > 1:
@@ -68,6 +71,10 @@ def test_values_intervals_and_counts(scores):
     assert scores.metrics["verbmem_holdout"].higher_is_better is None
     assert scores.metrics["knowmem_r"].low is None  # one question has no interval
     assert scores["auc_forget_holdout_min_40"] < 0.2  # memorised
+    assert scores["nll_forget"] < scores["nll_holdout"]
+    for part in ("forget", "retain", "holdout"):
+        losses = [r["scores"]["ppl"] for r in scores.items_of("membership") if r["set"] == part]
+        assert scores[f"nll_{part}"] == pytest.approx(sum(losses) / len(losses), rel=1e-12), part
     assert scores.metrics["degenerate"].count == 7
     with pytest.raises(KeyError, match="'privleak' was not measured; measured: verbmem_f"):
         scores["privleak"]

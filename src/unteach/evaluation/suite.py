@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
+import torch
 
 from unteach.corpora import Benchmark
 from unteach.evaluation.generation import BATCH_SIZE
@@ -116,6 +117,8 @@ def evaluate(
         if "tofu" in wanted and benchmark.tofu is not None:
             run.tofu(reference_scores)
     run.degenerate()
+    if model.device.type == "cuda":
+        torch.cuda.empty_cache()  # decoding took much more than training will: others may share the GPU
     settings = dataclasses.asdict(benchmark.settings)
     absent = [
         f"{measurement} is not measured: the benchmark has no {what}"
@@ -215,7 +218,7 @@ class _Run:
             )
 
     def membership(self, reference: Reference | None) -> None:
-        """The membership AUCs, and PrivLeak where there is a reference."""
+        """The membership AUCs, the losses they compare, and PrivLeak where there is a reference."""
         parts = ("forget", "retain", "holdout")
         texts = {part: getattr(self.benchmark, f"membership_{part}") for part in parts}
         texts = {part: group for part, group in texts.items() if group}
@@ -231,6 +234,11 @@ class _Run:
         if cut:
             self.notes.append(f"membership: only the beginning of {cut} of {total // 2} texts was scored")
         self.records["membership"] = membership_records(texts, scores)
+        for part, group in scores.items():
+            losses = _column(group, "ppl")
+            self.metrics[f"nll_{part}"] = mean_metric(
+                losses, higher_is_better=None, unit="nats per token", scale=1.0, seed=self.seed
+            )
         for first, second, names in (("forget", "holdout", SCORES), ("retain", "holdout", ("min_40",))):
             for score in names if first in scores else ():
                 pair = (_column(scores[first], score), _column(scores[second], score))

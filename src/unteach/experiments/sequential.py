@@ -1,7 +1,9 @@
 """The sustainability figure: four disjoint forget requests one after the other, and what is left after each.
 
-As in the paper there is no stop rule: every request takes as many steps as the method needed for all documents in
-``methods`` (that cell is measured first where it is missing).
+Twice: as in the paper, without a stop rule and with nothing tuned anew, every request taking as many steps as the
+method needed for all documents in ``methods`` (that cell is measured first where it is missing), with the numbers it
+ran with there; and as ``unteach forget`` would do it, each request until its documents are recited no better than by
+the retrained model, the mean teacher's numbers measured anew.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from unteach.config import ForgetConfig, Method
 from unteach.experiments import methods
 from unteach.experiments.cells import Book, Cell, by_name, mean_and_std, result_table
 from unteach.experiments.setups import NEVER, Setup
@@ -21,46 +24,54 @@ __all__ = ["cells", "figures", "table"]
 
 COMPARED = ("mt-nlul-qkl", "adamw-npo-kl")
 METRICS = ("verbmem_f", "knowmem_f", "knowmem_r", "privleak", "mmlu_val", "nll_general", "degenerate")
+UNTIL_FORGOTTEN = "-until-forgotten"
+"""Ending of the cells whose requests stop by themselves."""
 CHECKED = 4
 """Probes of the forget job's own measurement, which is not used here."""
 
 
 def cells(setup: Setup, seeds: Sequence[int], book: Book) -> list[Cell]:
-    """Both methods with every seed."""
-    return [_cell(setup, name, seed, book) for name in COMPARED for seed in seeds]
+    """Both methods with every seed, in both ways."""
+    ways = (False, True) if setup.config.reference else (False,)
+    return [_cell(setup, name, seed, book, way) for way in ways for name in COMPARED for seed in seeds]
 
 
-def _cell(setup: Setup, name: str, seed: int, book: Book) -> Cell:
+def _cell(setup: Setup, name: str, seed: int, book: Book, until_forgotten: bool) -> Cell:
     whole, target = methods.cell(setup, name, seed), methods.cell(setup, "target", 0)
     folds = [setup.fixed(setup.configured(name, seed, documents=fold))["inputs"]["documents"] for fold in setup.folds]
 
+    def configured(**changes: Any) -> ForgetConfig:
+        if until_forgotten:
+            return setup.configured(name, seed, **changes)
+        content = book.get(whole)
+        steps = content["steps"]
+        return setup.configured(
+            Method(**content["method"]),
+            seed,
+            reference=None,
+            stop=dataclasses.replace(setup.config.stop, metric=NEVER, utility_floor=1e9),
+            max_steps=steps,
+            evaluate_every=steps,
+            probes=CHECKED,
+            **changes,
+        )
+
     def run() -> dict[str, Any]:
-        steps = book.get(whole)["steps"]
         requests = [{"request": 0, **_short(book.get(target))}]
         with tempfile.TemporaryDirectory() as folder:
             model = setup.config.model
             for number, fold in enumerate(setup.folds, start=1):
-                config = setup.configured(
-                    name,
-                    seed,
-                    model=model,
-                    documents=fold,
-                    reference=None,
-                    out=str(Path(folder) / f"request_{number}"),
-                    stop=dataclasses.replace(setup.config.stop, metric=NEVER, utility_floor=1e9),
-                    max_steps=steps,
-                    evaluate_every=steps,
-                    probes=CHECKED,
-                    save_dtype="float32",
-                )
-                content = setup.forget(config)[1]
-                kept = {key: content[key] for key in ("method", "steps", "forget_seconds")}
+                out = Path(folder) / f"request_{number}"
+                content = setup.forget(configured(model=model, documents=fold, out=str(out), save_dtype="float32"))[1]
+                kept = {key: content[key] for key in ("method", "steps", "stop", "forget_seconds")}
                 requests.append({"request": number, **_short(content), **kept})
-                model = str(Path(config.out) / "model")
-        return {"requests": requests, "metrics": requests[-1]["metrics"], "steps": steps}
+                model = str(out / "model")
+        return {"requests": requests, "metrics": requests[-1]["metrics"]}
 
-    fixed = {"steps as": dict(whole.settings), "requests": folds}
-    return Cell(name=f"sequential-{name}", seed=seed, settings=fixed, run=run, needs=(whole, target))
+    ending = UNTIL_FORGOTTEN if until_forgotten else ""
+    fixed = {"each as" if until_forgotten else "steps and numbers as": dict(whole.settings), "requests": folds}
+    needs = (target,) if until_forgotten else (whole, target)
+    return Cell(name=f"sequential-{name}{ending}", seed=seed, settings=fixed, run=run, needs=needs)
 
 
 def _short(content: dict[str, Any]) -> dict[str, Any]:
@@ -77,7 +88,8 @@ def table(setup: Setup, contents: Sequence[dict[str, Any]]) -> str:
         for number in range(len(setup.folds) + 1):
             label = name.removeprefix("sequential-") + (f", after {number}" if number else "")
             rows[label] = [content["requests"][number]["metrics"] for content in group]
-            steps.append(mean_and_std([content["steps"] * number for content in group], 0))
+            done = [sum(request["steps"] for request in content["requests"][1 : number + 1]) for content in group]
+            steps.append(mean_and_std(done, 0))
     return result_table(rows, METRICS, {"steps": steps})
 
 

@@ -125,6 +125,7 @@ class Setup:
             "stop": result.stop,
             "steps": result.steps,
             "forget_seconds": round(result.seconds, 1),
+            **({} if own else {"own_passages": _own_passages(result, out)}),
             **self.kept(scores),
             "curve": thinned([json.loads(line) for line in lines]),
         }
@@ -215,6 +216,15 @@ class Setup:
             asked = Benchmark("stop", knowledge_forget=questions, knowledge_forget_examples=examples)
         model, tokenizer = load_model(self.config.reference, device=self.config.resolved_device())
         return evaluate(model, tokenizer, asked, measurements=["knowmem_f"])["knowmem_f"]
+
+
+def _own_passages(result: ForgetResult, out: Path) -> dict[str, float]:
+    """``verbmem_f`` on the passages that the forget job keeps for its report, usually more than a benchmark has."""
+    found = {"before": result.before["verbmem_f"], "after": result.after["verbmem_f"]}
+    file = out / "evaluations" / "reference.json"
+    if file.exists():
+        found["reference"] = json.loads(file.read_text(encoding="utf-8"))["metrics"]["verbmem_f"]["value"]
+    return {name: round(value, 4) for name, value in found.items()}
 
 
 def _round(value: float | None) -> float | None:

@@ -6,6 +6,7 @@ with twice the threads.
 
 from __future__ import annotations
 
+import gc
 import io
 import multiprocessing
 import os
@@ -188,9 +189,16 @@ def _prepare(options: ReproduceOptions, threads: int, work: Path) -> None:
 
 def _measure(name: str, seed: int, key: str) -> None:
     """In a worker: one cell, to its file."""
+    import torch
+
     _worker["name"] = f"{name}, seed {seed}"
     book: Book = _worker["book"]
     cell: Cell = _worker["cells"][name, seed]
     if cell.key != key:
         raise InputError("settings, models or texts changed after the start, or can be read once only: start again")
-    book.get(cell)
+    try:
+        book.get(cell)
+    finally:
+        gc.collect()
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()  # a worker that waits for its next cell should not keep others from theirs

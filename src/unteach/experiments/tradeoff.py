@@ -22,6 +22,8 @@ from unteach.report.tables import Member, Method, Role
 __all__ = ["cells", "figures", "table"]
 
 AGAINST = ("verbmem_f", "knowmem_f", "privleak")
+UTILITIES = {"knowmem_r": "", "nll_general": "-nll"}
+"""Drawn upwards, and what the figure's name gets. A small model may know too little for the first to say anything."""
 
 
 def cells(setup: Setup, seeds: Sequence[int], book: Book) -> list[Cell]:
@@ -35,14 +37,15 @@ def figures(setup: Setup, contents: Sequence[dict[str, Any]]) -> list[Figure]:
     rows = [_method(name, group, place) for place, (name, group) in enumerate(groups.items())]
     points = published.points(setup.benchmark)
     drawn = []
-    for metric in AGAINST:
-        shown = [row for row in rows if row.cell(metric).mean is not None and row.cell("knowmem_r").mean is not None]
-        if shown:
-            name = f"tradeoff-{metric}-{setup.benchmark}"
-            drawn.append(tradeoff_figure(setup.benchmark, metric, shown, points, name))
-        if not points:
-            theirs = published.points("muse-news")
-            drawn.append(tradeoff_figure("MUSE-News", metric, (), theirs, f"tradeoff-{metric}-published"))
+    for utility, ending in UTILITIES.items():
+        for metric in AGAINST:
+            shown = [row for row in rows if row.cell(metric).mean is not None and row.cell(utility).mean is not None]
+            if shown:
+                name = f"tradeoff-{metric}{ending}-{setup.benchmark}"
+                drawn.append(tradeoff_figure(setup.benchmark, metric, shown, points, name, utility))
+            if not points and utility == "knowmem_r":
+                theirs = published.points("muse-news")
+                drawn.append(tradeoff_figure("MUSE-News", metric, (), theirs, f"tradeoff-{metric}-published"))
     return drawn
 
 

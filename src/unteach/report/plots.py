@@ -54,22 +54,36 @@ def tradeoff_figures(section: Section, published: Sequence[Published], suffix: s
 
 
 def tradeoff_figure(
-    benchmark: str, metric: str, methods: Sequence[Method], published: Sequence[Published], name: str
+    benchmark: str,
+    metric: str,
+    methods: Sequence[Method],
+    published: Sequence[Published],
+    name: str,
+    utility: str = "knowmem_r",
 ) -> Figure:
-    """One trade-off panel: our rows in colour, published points hollow and grey."""
+    """One trade-off panel: our rows in colour, published points hollow and grey.
+
+    Args:
+        benchmark: Its name.
+        metric: What is drawn to the right.
+        methods: Our rows.
+        published: Others' points; those without both metrics are left out.
+        name: Of the figure.
+        utility: What is drawn upwards.
+    """
     label = {"privleak": "|PrivLeak|", RAW_AUC: "membership AUC"}.get(metric, metric)
-    places = METRICS[metric].decimals
-    outside = [point for point in published if metric in point.metrics and "knowmem_r" in point.metrics]
+    places, utility_places = METRICS[metric].decimals, METRICS[utility].decimals
+    outside = [point for point in published if metric in point.metrics and utility in point.metrics]
 
     def position(value: float) -> float:
         return abs(value) if metric == "privleak" else value
 
     def draw(canvas: Canvas) -> None:
         axes = canvas.axes
-        _draw_published(canvas, metric, outside, position)
+        _draw_published(canvas, metric, utility, outside, position)
         for method in methods:
             style = look(method.role, method.index)
-            x, y = method.cell(metric), method.cell("knowmem_r")
+            x, y = method.cell(metric), method.cell(utility)
             assert x.mean is not None
             assert y.mean is not None
             bounds = (
@@ -77,7 +91,7 @@ def tradeoff_figure(
             )
             axes.errorbar(position(x.mean), y.mean, bounds, color=style.colour, elinewidth=0.9, alpha=0.6, zorder=4)
             for member in method.members if len(method.members) > 1 else ():
-                seed_x, seed_y = (member.result.value(key) if member.result else None for key in (metric, "knowmem_r"))
+                seed_x, seed_y = (member.result.value(key) if member.result else None for key in (metric, utility))
                 if seed_x is not None and seed_y is not None:
                     axes.plot(position(seed_x), seed_y, style.marker, color=style.colour, ms=3, alpha=0.5, zorder=5)
             size = {"*": 11, "D": 6.5}.get(style.marker, 8)
@@ -91,36 +105,37 @@ def tradeoff_figure(
                 mew=0.8,
                 zorder=6,
             )
-            figures = f"{metric} {format_number(x.mean, places)}, knowmem_r {format_number(y.mean)}"
+            figures = f"{metric} {format_number(x.mean, places)}, {utility} {format_number(y.mean, utility_places)}"
             canvas.tip(point, f"{method.label}: {figures}")
-        _widen(axes)
-        numbered = [(p.number, position(p.metrics[metric]), p.metrics["knowmem_r"]) for p in outside if p.number]
+        _widen(axes, 0.2 if utility == "nll_general" else 10.0)
+        numbered = [(p.number, position(p.metrics[metric]), p.metrics[utility]) for p in outside if p.number]
         _number_points(axes, numbered)
-        axes.set_title("knowmem_r ↑  answers on retained documents")
+        axes.set_title(f"{utility} {METRICS[utility].arrow}  {METRICS[utility].title}")
         axes.set_xlabel("membership AUC (about 0.5: never seen)" if metric == RAW_AUC else f"{label} ← lower is better")
         if metric == RAW_AUC:
             axes.axvline(0.5, color=MUTED, lw=0.8, ls=(0, (2, 2)), zorder=1)
 
     names = "; ".join(
-        f"{m.label} {format_number(m.cell(metric).mean, places)} / {format_number(m.cell('knowmem_r').mean)}"
+        f"{m.label} {format_number(m.cell(metric).mean, places)} /"
+        f" {format_number(m.cell(utility).mean, utility_places)}"
         for m in methods
     )
     title = f"Utility against {label}"
-    about = f"{title} on {benchmark} ({metric} / knowmem_r): {names or 'published points only'}"
+    about = f"{title} on {benchmark} ({metric} / {utility}): {names or 'published points only'}"
     foreign = [("published, other harness", OTHERS)] if outside else []
     notes = [f"{point.number}  {point.name}, {point.source}" for point in outside if point.number]
     return make_figure(name, title, about, draw, [*keys_of(methods), *foreign], lines=False, footnotes=notes)
 
 
 def _draw_published(
-    canvas: Canvas, metric: str, outside: Sequence[Published], position: Callable[[float], float]
+    canvas: Canvas, metric: str, utility: str, outside: Sequence[Published], position: Callable[[float], float]
 ) -> None:
     """Points of others: hollow and grey; single runs of the paper as small dots."""
     for point in outside:
         single = point.number is None
         (dot,) = canvas.axes.plot(
             position(point.metrics[metric]),
-            point.metrics["knowmem_r"],
+            point.metrics[utility],
             "o",
             mfc=FOREIGN if single else "none",
             mec=FOREIGN,
@@ -128,7 +143,7 @@ def _draw_published(
             alpha=0.7,
             zorder=2,
         )
-        figures = f"{metric} {point.metrics[metric]:g}, knowmem_r {point.metrics['knowmem_r']:g}"
+        figures = f"{metric} {point.metrics[metric]:g}, {utility} {point.metrics[utility]:g}"
         canvas.tip(dot, f"{point.name} ({point.source}): {figures}")
 
 
@@ -163,13 +178,13 @@ def _number_points(axes: Any, places: Sequence[tuple[int, float, float]]) -> Non
         )
 
 
-def _widen(axes: Any) -> None:
-    """Room around the points of a trade-off."""
+def _widen(axes: Any, least: float) -> None:
+    """Room around the points of a trade-off; the upward range is at least ``least``."""
     axes.margins(0.12, 0.16)
     axes.autoscale_view()
     left, right = axes.get_xlim()
     axes.set_xlim(left=max(left, -0.04 * right))  # no metric here is negative
-    _at_least(axes, 10.0)
+    _at_least(axes, least)
 
 
 def _at_least(axes: Any, least: float) -> None:

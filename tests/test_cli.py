@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from tiny_models import SENTENCES, save_tiny
 from unteach.cli import COMMANDS, main
@@ -73,12 +74,14 @@ def refused(result, *expected):
 def test_forget_writes_a_run_folder_and_a_model_that_loads(capsys, inputs):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    status, out, _ = forget(capsys, inputs, "--json")
+    status, out, err = forget(capsys, inputs, "--json")
     assert status == 0
     result = json.loads(out)
     run = inputs / "run"
     assert result["steps"] == 4
     assert result["stop"]["rule"] == "max_steps"
+    alpha = yaml.safe_load((run / "config.yaml").read_text())["method"]["alpha"]
+    assert float(err.split("pull harder: --alpha ")[1].split()[0]) == pytest.approx(3 * alpha, rel=0.05)
     for name in (
         "config.yaml",
         "metrics.jsonl",

@@ -278,6 +278,8 @@ def _forget(
             resume=resume,
         )
     say(f"stopped after {outcome.step} steps: {outcome.reason}")
+    if outcome.rule == "max_steps" and config.method.alpha is not None:
+        say(f"for more, start again with a larger --max-steps, or pull harder: --alpha {3 * config.method.alpha:.2g}")
     last = folder.scores(f"step_{outcome.step:06d}", evaluate_final, config, outcome.step)
     result = ForgetResult(
         model=model,

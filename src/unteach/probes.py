@@ -13,6 +13,9 @@ from unteach.data import Documents
 
 __all__ = ["Probes", "run_probes"]
 
+GENERAL_TEXTS = 16
+"""General texts of a stop rule: the same before and after, they show a loss of half a nat well enough."""
+
 
 @dataclass(slots=True)
 class Probes:
@@ -82,7 +85,7 @@ def _cheap(benchmark: Benchmark, config: ForgetConfig) -> Benchmark:
         name=f"{benchmark.name}, stop rule",
         verbatim_forget=benchmark.verbatim_forget[: config.probes],
         verbatim_holdout=benchmark.verbatim_holdout[: config.probes],
-        general_texts=benchmark.general_texts[: config.probes],
+        general_texts=benchmark.general_texts[: min(config.probes, GENERAL_TEXTS)],
         membership_forget=(),
         membership_retain=(),
         membership_holdout=(),

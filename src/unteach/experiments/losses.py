@@ -16,7 +16,7 @@ from typing import Any
 from unteach.config import ForgetConfig, Method, checked
 from unteach.errors import InputError
 from unteach.experiments.cells import Book, Cell, by_name, mean_and_std, result_table
-from unteach.experiments.setups import NEVER, Setup
+from unteach.experiments.setups import Setup
 from unteach.report.plots import curve_figure
 from unteach.report.style import Figure, look
 
@@ -57,15 +57,8 @@ def _cell(setup: Setup, settings: LossesSettings, loss: str, seed: int, *, escap
     )  # alpha and the step sizes are measured with NLUL whatever the loss: equal for all
 
     def configured(**changes: Any) -> ForgetConfig:
-        return setup.configured(
-            method,
-            seed,
-            phases=(_escape(setup, settings, baseline),) if escaped else (),
-            stop=dataclasses.replace(setup.config.stop, metric=NEVER, utility_floor=1e9),
-            max_steps=settings.steps,
-            evaluate_every=settings.steps,
-            **changes,
-        )
+        phases = (_escape(setup, settings, baseline),) if escaped else ()
+        return setup.configured_for_steps(method, seed, settings.steps, phases=phases, **changes)
 
     def run() -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as folder:

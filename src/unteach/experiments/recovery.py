@@ -20,7 +20,7 @@ from unteach.data import Documents, ForgetBatches, tokenise
 from unteach.errors import InputError
 from unteach.experiments import methods
 from unteach.experiments.cells import Book, Cell, by_name, result_table
-from unteach.experiments.setups import NEVER, Setup
+from unteach.experiments.setups import Setup
 from unteach.experiments.smollm2 import add_nll_gradient
 from unteach.models import context_length, load_model, load_tokenizer
 from unteach.report.metrics import BESIDE, MAIN
@@ -100,15 +100,8 @@ def _cell(setup: Setup, settings: RecoverySettings, name: str, seed: int, book: 
         else:
             with tempfile.TemporaryDirectory() as folder:
                 steps = book.get(unlearned)["steps"]
-                config = setup.configured(
-                    name.removesuffix(methods.STAR),
-                    seed,
-                    out=str(Path(folder) / "run"),
-                    stop=dataclasses.replace(setup.config.stop, metric=NEVER, utility_floor=1e9),
-                    max_steps=steps,
-                    evaluate_every=steps,
-                )
-                result, before = setup.forget(config)
+                unlearning, out = name.removesuffix(methods.STAR), str(Path(folder) / "run")
+                result, before = setup.forget(setup.configured_for_steps(unlearning, seed, steps, out=out))
             model = result.model
         losses = finetune(model, load_tokenizer(setup.config.model), texts.texts, settings, seed)
         after = setup.kept(setup.measure(model, seed))

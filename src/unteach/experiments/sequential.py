@@ -8,16 +8,16 @@ the retrained model, the mean teacher's numbers measured anew.
 
 from __future__ import annotations
 
-import dataclasses
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from unteach.config import ForgetConfig, Method
+from unteach.config import Method
 from unteach.experiments import methods
 from unteach.experiments.cells import Book, Cell, by_name, mean_and_std, result_table
-from unteach.experiments.setups import NEVER, Setup
+from unteach.experiments.setups import Setup
 from unteach.report.style import Canvas, Figure, look, make_figure
 
 __all__ = ["cells", "figures", "table"]
@@ -40,23 +40,12 @@ def _cell(setup: Setup, name: str, seed: int, book: Book, until_forgotten: bool)
     whole, target = methods.cell(setup, name, seed), methods.cell(setup, "target", 0)
     folds = [setup.fixed(setup.configured(name, seed, documents=fold))["inputs"]["documents"] for fold in setup.folds]
 
-    def configured(**changes: Any) -> ForgetConfig:
-        if until_forgotten:
-            return setup.configured(name, seed, **changes)
-        content = book.get(whole)
-        steps = content["steps"]
-        return setup.configured(
-            Method(**content["method"]),
-            seed,
-            reference=None,
-            stop=dataclasses.replace(setup.config.stop, metric=NEVER, utility_floor=1e9),
-            max_steps=steps,
-            evaluate_every=steps,
-            probes=CHECKED,
-            **changes,
-        )
-
     def run() -> dict[str, Any]:
+        configured = partial(setup.configured, name, seed)
+        if not until_forgotten:
+            done = book.get(whole)
+            method, steps = Method(**done["method"]), done["steps"]
+            configured = partial(setup.configured_for_steps, method, seed, steps, reference=None, probes=CHECKED)
         requests = [{"request": 0, **_short(book.get(target))}]
         with tempfile.TemporaryDirectory() as folder:
             model = setup.config.model

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from unteach.evaluation.scores import Scores
     from unteach.job import ForgetResult
 
-__all__ = ["NEVER", "Setup", "star_stop"]
+__all__ = ["Setup", "star_stop"]
 
 NEVER = "verbmem_f <= -1"
 """A stop rule that is never met: the run takes all its steps."""
@@ -103,6 +103,11 @@ class Setup:
         if "it" in losses:
             changes["incompetent"] = self.incompetent
         return dataclasses.replace(self.config, method=chosen, seed=seed, **changes)
+
+    def configured_for_steps(self, method: str | Method, seed: int, steps: int, **changes: Any) -> ForgetConfig:
+        """The same for a run that takes so many steps, whatever it reaches."""
+        never = dataclasses.replace(self.config.stop, metric=NEVER, utility_floor=1e9)
+        return self.configured(method, seed, stop=never, max_steps=steps, evaluate_every=steps, **changes)
 
     def forget(self, config: ForgetConfig) -> tuple[ForgetResult, dict[str, Any]]:
         """Run the forget job and measure the model it ends with; returns the result and what a cell keeps of it."""

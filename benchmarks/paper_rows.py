@@ -6,8 +6,8 @@ python benchmarks/paper_rows.py [--configs muse-news-mt-nlul-kl ...] [--steps 10
 Batch sizes, lengths, losses, divergences and optimizers are those of each file; precision and micro-batch are not: they
 change speed and memory only. --checkpoint keeps only the blocks' inputs for the backward pass: slower, less memory.
 IT's small model has TinyLlama's shape. Text and weights are random (and go from row to row), so only memory, time and
-finite numbers mean something. For each row: seconds of a step (median), peak memory beside what `unteach plan` says
-(evaluation included), and the hours that the largest number of steps would take.
+finite numbers mean something. For each row: seconds of a step (median), peak memory beside what `unteach plan` says of
+a step (an evaluation takes what is free), and the hours that the largest number of steps would take.
 
 With --share 0.2 a step reads a fifth of each batch, which is quicker and needs the same memory for activations; the
 hours are those of the whole batch, counted as if all of a step's time grew with it (the optimizer's does not).
@@ -54,7 +54,8 @@ def planned_bytes(config, model, small, options):
         folders = {"model": shape_folder(Path(work) / "model", model)}
         if small is not None:
             folders["incompetent"] = shape_folder(Path(work) / "small", small)
-        return plan(dataclasses.replace(config, **folders, reference=None, device=options.device)).memory.needed
+        moments = plan(dataclasses.replace(config, **folders, reference=None, device=options.device)).memory.moments
+        return max(size for moment, size in moments.items() if moment != "in an evaluation")
 
 
 def run_row(name, model, small, options):

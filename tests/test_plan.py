@@ -19,6 +19,7 @@ from unteach.checkpoint import Checkpoints
 from unteach.config import ForgetConfig, Method, Precision
 from unteach.data import ForgetBatches
 from unteach.errors import InputError
+from unteach.free_space import free_disk, free_host_memory
 from unteach.models import load_model, trainable_parameters
 from unteach.optimizers import make_optimizer
 from unteach.passes import computing, forget_term, general_term, hidden_states
@@ -361,7 +362,7 @@ def test_advice_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is advised is planned again, and fits; the micro-batch that is advised is no smaller than need be."""
     whole = {"batch": 256, "general_batch": 256, "max_tokens": 64}
     enough = needs(tmp_path, micro_batch=32, **whole)
-    monkeypatch.setattr(plan_module, "_device_memory", lambda device: enough)
+    monkeypatch.setattr(plan_module, "free_device_memory", lambda device: enough)
     (problem,) = made(tmp_path, **whole).problems()
     assert "set micro_batch to 32, which needs " in problem
     assert problem.endswith(" and gives the same result")
@@ -375,7 +376,7 @@ def test_advice_beyond_the_micro_batch(tmp_path: Path, monkeypatch: pytest.Monke
     again: dict[str, Any] = {"micro_batch": 1, "checkpoint_activations": True}
     trained_less = again | {"trainable": "blocks"}
     enough = needs(tmp_path, **trained_less)
-    monkeypatch.setattr(plan_module, "_device_memory", lambda device: enough)
+    monkeypatch.setattr(plan_module, "free_device_memory", lambda device: enough)
     (problem,) = made(tmp_path, trainable="all").problems()
     assert "set micro_batch to 1 and checkpoint_activations to true and trainable to blocks, which needs " in problem
     assert made(tmp_path, **trained_less).fits
@@ -414,15 +415,35 @@ def test_a_configuration_of_no_language_model(tmp_path: Path) -> None:
 
 def test_what_this_machine_has(tmp_path: Path) -> None:
     physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    available = plan_module._host_memory()
+    available = free_host_memory()
     assert available is not None
     assert 0 < available <= physical
     planned = made(tmp_path)
     assert planned.available is not None
     assert planned.available <= physical
     free = shutil.disk_usage(tmp_path).free
-    assert plan_module._free_disk(str(tmp_path / "a" / "b")) == pytest.approx(free, rel=0.1)
+    assert free_disk(str(tmp_path / "a" / "b")) == pytest.approx(free, rel=0.1)
     assert planned.host_needed == 0, "the run's device is main memory itself"
+
+
+def test_on_a_gpu_an_evaluation_takes_what_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its batches are halved until they fit (see ``in_batches``), so only one that holds a single text must fit."""
+    gib = 2**30
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=64 * gib))
+    folder = shape_folder(tmp_path, hidden_size=256, intermediate_size=512, num_hidden_layers=8)
+    config = ForgetConfig(model=folder, micro_batch=1, general_batch=1, probes=256)
+
+    def memory(available: int | None) -> plan_module.Memory:
+        return plan_module._Run(config, torch.device("cuda"), 1, available).memory(config)
+
+    wished, plenty = memory(None), memory(64 * gib)
+    assert wished.peak == "in an evaluation"
+    assert plenty == wished
+    less = wished.needed - wished.parts["evaluation"] // 2
+    assert less - 10 < memory(less).needed <= less
+    least = memory(0)
+    assert 0 < least.parts["evaluation"] < wished.parts["evaluation"] / 50
+    assert least.needed == max(least.moments.values()) > 0
 
 
 def test_unknown_sizes_are_no_problem(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import dataclasses
 import functools
 import math
 import os
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ import torch
 
 from unteach.config import ForgetConfig, Method
 from unteach.errors import InputError
+from unteach.free_space import free_device_memory, free_disk, free_host_memory
 from unteach.mean_teacher import BUCKET_ELEMENTS
 from unteach.model_folder import check_folder, find_folder, stored_tensors
 from unteach.models import context_length
@@ -155,10 +155,11 @@ def plan(config: ForgetConfig, ranks: int | None = None) -> Plan:
     device = config.resolved_device()
     ranks = ranks or int(os.environ.get("WORLD_SIZE", "1"))
     here = min(ranks, int(os.environ.get("LOCAL_WORLD_SIZE", ranks)))
-    run = _Run(config, device, ranks)
-    memory, available = run.memory(config), _device_memory(device)
+    available = free_device_memory(device)
     if available is not None and device.type == "cpu":
         available //= here
+    run = _Run(config, device, ranks, available)
+    memory = run.memory(config)
     host_needed = 0 if device.type == "cpu" else max(FLOAT * run.most_parameters, memory.checkpoint)
     forget_length, general_length = run.lengths(config)
     return Plan(
@@ -169,9 +170,9 @@ def plan(config: ForgetConfig, ranks: int | None = None) -> Plan:
         memory=memory,
         available=available,
         host_needed=host_needed,
-        host_available=_host_memory(),
+        host_available=free_host_memory(),
         disk_needed=_disk(config, run, memory.checkpoint),
-        disk_available=_free_disk(config.out),
+        disk_available=free_disk(config.out),
         out=config.out or ".",
         steps=config.max_steps,
         forget_tokens=config.batch * forget_length,
@@ -184,8 +185,8 @@ def plan(config: ForgetConfig, ranks: int | None = None) -> Plan:
 class _Run:
     """The models of a run, without weights, and the memory that settings need with them."""
 
-    def __init__(self, config: ForgetConfig, device: torch.device, ranks: int) -> None:
-        self.ranks = ranks
+    def __init__(self, config: ForgetConfig, device: torch.device, ranks: int, available: int | None) -> None:
+        self.ranks, self.available = ranks, available
         names = {"model": config.model, "reference": config.reference, "incompetent": config.incompetent}
         self.folders: dict[str, Path] = {}
         problems: list[str] = []
@@ -256,6 +257,12 @@ class _Run:
             "teacher": trained,
             "momentum": 2 * trained if adamw else trained,
         }
+        stands = sum(standing.values())
+        fixed, share = ALLOWANCE.get(self.device.type, ALLOWANCE["cpu"])
+        evaluation = _evaluation_bytes(config, student, self.device)
+        if self.device.type == "cuda" and self.available is not None:  # batches are halved until they fit
+            room = int((self.available - stands - fixed) / (1 + share)) - gathered
+            evaluation = max(min(evaluation, room), _evaluation_bytes(config, student, self.device, one_by_one=True))
         passing = {
             "student's copy while the teacher reads": trained if adamw else 0,
             "gradients": trained,
@@ -264,7 +271,7 @@ class _Run:
             "activations": max(forget.activations, general.activations),
             "vocabulary head": max(forget.head, general.head),
             "optimizer step": stepping,
-            "evaluation": _evaluation_bytes(config, student, self.device),
+            "evaluation": evaluation,
         }
         checkpoint = (4 if adamw else 3) * FLOAT * student.trainable
         moments = {  # beside what stands
@@ -272,21 +279,21 @@ class _Run:
             "while the student reads forget text": trained + outputs + gathered + forget.peak + base_reading,
             "while the student reads general text": trained + outputs + gathered + general.peak,
             "in the optimizer step": trained + outputs + stepping,
-            "in an evaluation": gathered + passing["evaluation"],
+            "in an evaluation": gathered + evaluation,
         }
         if self.device.type == "cpu" or self.ranks > 1:
             moments["on going back to a checkpoint"] = trained if adamw else 2 * trained  # the saved state, twice
         if self.device.type == "cpu" and self.ranks > 1:
             moments["while the model is loaded"] = FLOAT * student.parameters
-        fixed, share = ALLOWANCE.get(self.device.type, ALLOWANCE["cpu"])
         allowed = {moment: fixed + round(share * size) for moment, size in moments.items()}
-        stands = sum(standing.values())
         totals = {moment: stands + size + allowed[moment] for moment, size in moments.items()}
         parts = standing | passing | {"allowance": allowed[max(totals, key=lambda moment: totals[moment])]}
         return Memory(parts, totals, checkpoint)
 
 
-def _evaluation_bytes(config: ForgetConfig, student: Rehearsal, device: torch.device) -> int:
+def _evaluation_bytes(
+    config: ForgetConfig, student: Rehearsal, device: torch.device, *, one_by_one: bool = False
+) -> int:
     """Of decoding (the cache twice, while its pieces are put together) or of scoring texts, whichever is more."""
     from unteach.evaluation import generation, inference, scoring
 
@@ -295,7 +302,7 @@ def _evaluation_bytes(config: ForgetConfig, student: Rehearsal, device: torch.de
         kind, limit = "cuda", int(inference._MEMORY_SHARE * torch.cuda.get_device_properties(device).total_memory)
     model, text_config = student.model, student.model.config.get_text_config()
     context, heads = context_length(model), text_config.num_attention_heads
-    rows = min(generation.BATCH_SIZE, 2 * config.probes)
+    rows = 1 if one_by_one else min(generation.BATCH_SIZE, 2 * config.probes)
     length = min(context, QUESTION_TOKENS if config.questions else PROBE_TOKENS)
     key_heads = getattr(text_config, "num_key_value_heads", None) or heads
     head_width = getattr(text_config, "head_dim", None) or text_config.hidden_size // heads
@@ -305,7 +312,7 @@ def _evaluation_bytes(config: ForgetConfig, student: Rehearsal, device: torch.de
 
     positions = max(1, min(scoring._POSITIONS[kind], scoring._LOGITS[kind] // student.vocabulary))
     length = min(context, SCORED_TOKENS, positions)
-    rows = max(1, min(SCORED_TOGETHER, 2 * config.probes, positions // length))
+    rows = 1 if one_by_one else max(1, min(SCORED_TOGETHER, 2 * config.probes, positions // length))
     logits = FLOAT * student.vocabulary * length * (rows + 1)
     return max(decoding, logits + student.reading(rows, length, "fp32"))
 
@@ -363,51 +370,6 @@ def _advice(config: ForgetConfig, run: _Run, available: int | None) -> str:
         if fits(general_batch=rows):
             return shown
     return f"use a device with {_size(smallest)} free (with micro_batch 1 and checkpoint_activations)"
-
-
-def _device_memory(device: torch.device) -> int | None:
-    """Free memory of the device."""
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else _host_memory()
-
-
-def _host_memory() -> int | None:
-    """Main memory that can still be used: what the system has, within what this process may use of it."""
-    limits = []
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        limits += [1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
-    except OSError:
-        if "SC_PHYS_PAGES" in getattr(os, "sysconf_names", {}):
-            limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    group = Path("/sys/fs/cgroup")
-    for limit, used in (
-        ("memory.max", "memory.current"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-    ):
-        try:
-            limits.append(
-                int((group / limit).read_text()) - int((group / used).read_text()) + _reclaimable(group / limit)
-            )
-        except (OSError, ValueError):  # no such group, or "max"
-            continue
-    return max(0, min(limits)) if limits else None
-
-
-def _reclaimable(limit: Path) -> int:
-    """File copies in a control group's memory, which the system gives up when memory is wanted."""
-    lines = limit.with_name("memory.stat").read_text(encoding="ascii").splitlines()
-    return sum(int(line.split()[1]) for line in lines if line.startswith(("inactive_file ", "total_inactive_file ")))
-
-
-def _free_disk(out: str) -> int | None:
-    """Free disk where the run folder will be."""
-    folder = Path(out or ".").expanduser().resolve()
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
-    try:
-        return shutil.disk_usage(folder).free
-    except OSError:
-        return None
 
 
 def _over(needed: int, available: int | None) -> bool:

@@ -15,11 +15,13 @@ import yaml
 
 from unteach.cli import COMMANDS, main
 from unteach.corpora import micro
+from unteach.data import read_documents
 from unteach.errors import InputError
 from unteach.experiments import side_by_side
 from unteach.experiments.cells import Book, Cell, code_version, mean_and_std, result_table, thinned
 from unteach.experiments.reproduce import ReproduceOptions, run
 from unteach.experiments.side_by_side import CellError, number_of_jobs
+from unteach.experiments.sources import build
 
 TINY = {
     "general": "micro:general_heldout",
@@ -162,6 +164,8 @@ def test_tables_show_mean_and_sample_deviation():
     assert table.splitlines()[2] == "| a   |  12.0 (2.8) |     3 |"
     assert table.splitlines()[3] == "| b   |           – |     4 |"
     assert "knowmem_f" not in table
+    small = result_table({"a": [{"tofu_model_utility": {"value": 0.2163}}]}, ("tofu_model_utility",))
+    assert "0.216" in small
 
 
 @pytest.mark.parametrize(
@@ -413,9 +417,24 @@ def test_other_benchmarks_run_with_models_and_tables_given(benchmark, make, tmp_
     assert benchmark in capsys.readouterr().err
 
 
+def test_the_end_of_an_answer_is_not_forgotten(tmp_path):
+    """Models learn TOFU's answers with their end token; a model that forgot it would not end its answers any more."""
+    answers = tofu_folder(tmp_path / "data")
+    given = {
+        "benchmark": "tofu",
+        "model": "micro:target",
+        "data": tmp_path / "data",
+        "general": "micro:general_heldout",
+    }
+    setup = build(options(tmp_path, "methods", **given), tmp_path, print)
+    documents = read_documents(setup.config.documents).texts
+    assert len(documents) == len(answers)
+    assert all(text.endswith(answer) for text, answer in zip(documents, answers, strict=True))
+
+
 @pytest.mark.slow
 def test_target_and_retrained_models_are_built_from_a_base_model(tmp_path, capsys):
-    from unteach.experiments.smollm2_muse import main as build
+    from unteach.experiments.smollm2_muse import main as build_models
     from unteach.models import find_folder
 
     muse_folder(tmp_path / "data")
@@ -424,7 +443,7 @@ def test_target_and_retrained_models_are_built_from_a_base_model(tmp_path, capsy
     flags |= {"general-batch": 4, "lr": 2e-3, "warmup": 5, "check-every": 10, "max-steps": 60, "probes": 8}
     for name, value in flags.items():
         command += [f"--{name}", str(value)]
-    build(command)
+    build_models(command)
     content = json.loads((tmp_path / "out" / "models.json").read_text())
     history = content["target"]["history"]
     assert history[-1]["recital"] >= 60 > 30 > history[0]["recital"]
@@ -441,6 +460,6 @@ def test_target_and_retrained_models_are_built_from_a_base_model(tmp_path, capsy
     ).stat().st_size < base / 3  # the base is in half precision
     shutil.rmtree(tmp_path / "out" / "target")
     capsys.readouterr()
-    build(command)
+    build_models(command)
     assert "building" not in capsys.readouterr().out
     assert (tmp_path / "out" / "target" / "model.safetensors").read_bytes() == made  # restored from its difference

@@ -22,7 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from unteach.report.metrics import METRICS, format_number
+from unteach.report.metrics import METRICS, decimals_of, format_number
 
 __all__ = ["Book", "Cell", "State", "by_name", "code_version", "mean_and_std", "result_table", "thinned"]
 
@@ -229,15 +229,10 @@ def result_table(
     titles = [f"{m} {METRICS[m].arrow}".strip() if m in METRICS else m for m in shown]
     lines = []
     for place, (name, group) in enumerate(rows.items()):
-        texts = [
-            mean_and_std([values[m]["value"] if m in values else None for values in group], _decimals(m)) for m in shown
-        ]
+        found = {m: [values[m]["value"] if m in values else None for values in group] for m in shown}
+        texts = [mean_and_std(values, decimals_of(m)) for m, values in found.items()]
         lines.append([name, *texts, *(column[place] for column in extra.values())])
     return _markdown(["", *titles, *extra], lines)
-
-
-def _decimals(metric: str) -> int:
-    return METRICS[metric].decimals if metric in METRICS else 3 if metric.startswith(("auc", "nll")) else 1
 
 
 def _markdown(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

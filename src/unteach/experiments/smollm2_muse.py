@@ -166,7 +166,8 @@ def build(model: str, out: Path, data: Path | None, general: str | None, setting
     out.mkdir(parents=True, exist_ok=True)
     tokenizer = load_tokenizer(model)
     options = ReproduceOptions(benchmark=settings.benchmark, data=data)
-    forget, retain = (list(texts) for texts in read_benchmark(options, tokenizer, out)[:2])
+    end = tokenizer.eos_token or "" if settings.benchmark == "tofu" else ""  # an answer is learned with its end
+    forget, retain = ([text + end for text in texts] for texts in read_benchmark(options, out)[:2])
     retain = retain[: settings.retain]
     halves = split_texts(read_documents(general or "micro:general", option="general").texts, settings.seed)
     learned, kept = halves

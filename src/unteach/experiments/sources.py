@@ -139,7 +139,7 @@ def _tables(options: ReproduceOptions, given: dict[str, Any], work: Path, say: C
     from unteach.models import load_tokenizer, read_context_length
 
     tokenizer = load_tokenizer(options.model)
-    documents, retain, questions, tables = read_benchmark(options, tokenizer, work)
+    documents, retain, questions, tables = read_benchmark(options, work)
     general = read_documents(options.general or EMBEDDED_GENERAL, max_bytes=GENERAL_BYTES, option="general")
     general, heldout = general.set_aside(min(HELDOUT, len(general) // 4), 0)
     holdout = tables.membership_holdout
@@ -196,18 +196,17 @@ Read = tuple[list[str], list[str], str | None, Benchmark]
 """Documents, retained documents, a file of questions, and the benchmark."""
 
 
-def read_benchmark(options: ReproduceOptions, tokenizer: Any, work: Path) -> Read:
+def read_benchmark(options: ReproduceOptions, work: Path) -> Read:
     """The texts of MUSE or TOFU; a question of TOFU and its answer are one document.
 
     Args:
         options: ``benchmark`` and ``data`` are used.
-        tokenizer: Its end-of-text token ends TOFU's answers.
         work: Folder for the file of questions.
     """
-    return (_tofu if options.benchmark == "tofu" else _muse)(options, tokenizer, work)
+    return (_tofu if options.benchmark == "tofu" else _muse)(options, work)
 
 
-def _muse(options: ReproduceOptions, tokenizer: Any, work: Path) -> Read:
+def _muse(options: ReproduceOptions, work: Path) -> Read:
     from unteach.corpora.muse import load_muse, muse_documents
     from unteach.corpora.rows import find_table
 
@@ -219,14 +218,14 @@ def _muse(options: ReproduceOptions, tokenizer: Any, work: Path) -> Read:
     return muse_documents(name, data, deduplicate=True), retain, _write_questions(work, tables), tables
 
 
-def _tofu(options: ReproduceOptions, tokenizer: Any, work: Path) -> Read:
+def _tofu(options: ReproduceOptions, work: Path) -> Read:
     from unteach.corpora.tofu import SPLITS, load_tofu, tofu_pairs
 
     split = "forget10"
     tables = load_tofu(split, options.data)
     parts = [
         [
-            f"{tables.settings.tofu_prompt.format(question=pair.question)} {pair.answer}{tokenizer.eos_token or ''}"
+            f"{tables.settings.tofu_prompt.format(question=pair.question)} {pair.answer}"
             for pair in tofu_pairs(part, options.data)
         ]
         for part in (split, SPLITS[split])

@@ -65,6 +65,11 @@ RANKED = ("knowmem_f", "knowmem_r", "privleak", "mmlu_val")
 """Columns whose best mean is set bold, as in the paper: verbmem_f is not, because runs stop on it."""
 
 
+def decimals_of(metric: str) -> int:
+    """How many decimals a metric is printed with, also one without an entry above."""
+    return METRICS[metric].decimals if metric in METRICS else 3 if metric.startswith(("auc_", "nll_", "tofu_")) else 1
+
+
 def format_number(value: float | None, decimals: int = 1) -> str:
     """A number for people: fixed decimals, a true minus sign, an en dash where there is none."""
     if value is None:

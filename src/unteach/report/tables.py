@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from unteach.report.load import Inputs, Metric, Result, Run
-from unteach.report.metrics import BESIDE, MAIN, METRICS, RANKED, RAW_AUC, MetricInfo, format_number
+from unteach.report.metrics import BESIDE, MAIN, METRICS, RANKED, RAW_AUC, MetricInfo, decimals_of, format_number
 
 Role = Literal["target", "retrained", "method"]
 RUN_SPECIFIC = frozenset({"seed", "seeds", "name", "out", "resume", "json"})
@@ -131,7 +131,7 @@ def describe(section: Section, metric: str) -> MetricInfo:
     if metric in METRICS:
         return METRICS[metric]
     arrow = {True: "↑", False: "↓", None: ""}[direction(section, metric)]
-    return MetricInfo("", "", arrow, 3 if metric.startswith(("auc_", "nll_")) else 1)
+    return MetricInfo("", "", arrow, decimals_of(metric))
 
 
 def aggregate(metrics: Sequence[Metric]) -> Cell:

@@ -17,7 +17,7 @@ from unteach.cli import COMMANDS, main
 from unteach.corpora import micro
 from unteach.data import read_documents
 from unteach.errors import InputError
-from unteach.experiments import side_by_side
+from unteach.experiments import losses, side_by_side
 from unteach.experiments.cells import Book, Cell, code_version, mean_and_std, result_table, thinned
 from unteach.experiments.reproduce import ReproduceOptions, run
 from unteach.experiments.side_by_side import CellError, number_of_jobs
@@ -166,6 +166,18 @@ def test_tables_show_mean_and_sample_deviation():
     assert "knowmem_f" not in table
     small = result_table({"a": [{"tofu_model_utility": {"value": 0.2163}}]}, ("tofu_model_utility",))
     assert "0.216" in small
+
+
+def test_the_table_of_losses_begins_where_the_mean_teacher_does():
+    curve = {"step": [1, 2, 3, 4], "nll_forget": [0.1, 0.2, 0.3, 0.4], "grad_norm": [5.0, 6.0, 7.0, 8.0]}
+    plain, escaped = (
+        {"name": name, "seed": 0, "metrics": {}, "curve": curve | {"phase": phases}}
+        for name, phases in (("plain", [0, 0, 0, 0]), ("escaped", [0, 0, 1, 1]))
+    )
+    rows = losses.table(None, [plain, escaped]).splitlines()[2:]
+    found = [[text.strip() for text in row.strip("|").split("|")] for row in rows]
+    assert found[0] == ["plain", "0.100", "0.400", "5.000", "8.000"]
+    assert found[1] == ["escaped", "0.300", "0.400", "7.000", "8.000"]
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ from unteach.data import ForgetBatches
 from unteach.models import load_tokenizer, trainable_parameters
 from unteach.optimizers import make_optimizer
 from unteach.passes import InitialLogOdds
-from unteach.plan import plan
+from unteach.plan import EVALUATION, plan
 from unteach.unlearn import train_step
 
 FOLDER = Path(__file__).resolve().parent.parent / "configs"
@@ -55,7 +55,7 @@ def planned_bytes(config, model, small, options):
         if small is not None:
             folders["incompetent"] = shape_folder(Path(work) / "small", small)
         moments = plan(dataclasses.replace(config, **folders, reference=None, device=options.device)).memory.moments
-        return max(size for moment, size in moments.items() if moment != "in an evaluation")
+        return max(size for moment, size in moments.items() if moment != EVALUATION)
 
 
 def run_row(name, model, small, options):

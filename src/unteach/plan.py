@@ -25,7 +25,7 @@ from unteach.models import context_length
 from unteach.passes import resolved_precision
 from unteach.rehearsal import FLOAT, Rehearsal
 
-__all__ = ["Memory", "Plan", "plan"]
+__all__ = ["EVALUATION", "Memory", "Plan", "plan"]
 
 PROBE_TOKENS, QUESTION_TOKENS, SCORED_TOKENS = 192, 1024, 1024
 """Longest prompt with its continuation, longest question with its examples, longest text that is scored."""
@@ -34,6 +34,8 @@ SHORTEST = 64
 """Advice does not go below this max_tokens."""
 ALLOWANCE = {"cpu": (384 * 2**20, 0.65), "cuda": (512 * 2**20, 0.05)}
 """What the allocator keeps back and libraries take: so many bytes, and this share of what comes and goes in a run."""
+EVALUATION = "in an evaluation"
+"""The moment that is no part of a step and takes, on a GPU, what is free."""
 SMALL_FILES = 64 * 2**20
 """Disk for metrics, evaluations, the report and the tokenizer."""
 _BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
@@ -262,7 +264,8 @@ class _Run:
         evaluation = _evaluation_bytes(config, student, self.device)
         if self.device.type == "cuda" and self.available is not None:  # batches are halved until they fit
             room = int((self.available - stands - fixed) / (1 + share)) - gathered
-            evaluation = max(min(evaluation, room), _evaluation_bytes(config, student, self.device, one_by_one=True))
+            if evaluation > room:
+                evaluation = max(room, _evaluation_bytes(config, student, self.device, one_by_one=True))
         passing = {
             "student's copy while the teacher reads": trained if adamw else 0,
             "gradients": trained,
@@ -279,7 +282,7 @@ class _Run:
             "while the student reads forget text": trained + outputs + gathered + forget.peak + base_reading,
             "while the student reads general text": trained + outputs + gathered + general.peak,
             "in the optimizer step": trained + outputs + stepping,
-            "in an evaluation": gathered + evaluation,
+            EVALUATION: gathered + evaluation,
         }
         if self.device.type == "cpu" or self.ranks > 1:
             moments["on going back to a checkpoint"] = trained if adamw else 2 * trained  # the saved state, twice

@@ -89,25 +89,24 @@ def table(setup: Setup, contents: Sequence[dict[str, Any]]) -> str:
     """NLL and gradient norm at the mean teacher's first and last step."""
     groups = by_name(contents)
     metrics = {name: [content["metrics"] for content in group] for name, group in groups.items()}
+    curves = [[_last_phase(content["curve"]) for content in group] for group in groups.values()]
 
-    def column(field: str, *, at_the_end: bool) -> list[str]:
-        return [
-            mean_and_std([curve[field][-1 if at_the_end else _mean_teacher_begins(curve)] for curve in curves], 3)
-            for curves in ([content["curve"] for content in group] for group in groups.values())
-        ]
+    def column(field: str, place: int) -> list[str]:
+        return [mean_and_std([curve[field][place] for curve in group], 3) for group in curves]
 
     extra = {
-        "NLL at MT's first step": column("nll_forget", at_the_end=False),
-        "NLL at the end": column("nll_forget", at_the_end=True),
-        "gradient norm at MT's first step": column("grad_norm", at_the_end=False),
-        "at the end": column("grad_norm", at_the_end=True),
+        "NLL at MT's first step": column("nll_forget", 0),
+        "NLL at the end": column("nll_forget", -1),
+        "gradient norm at MT's first step": column("grad_norm", 0),
+        "at the end": column("grad_norm", -1),
     }
     return result_table(metrics, ("verbmem_f", "knowmem_f", "knowmem_r", "nll_general", "degenerate"), extra)
 
 
-def _mean_teacher_begins(curve: dict[str, list[Any]]) -> int:
-    """Where in a curve the last phase begins: its start, or after AdamW."""
-    return curve["phase"].index(curve["phase"][-1])
+def _last_phase(curve: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    """A curve from the mean teacher's first step on: all of it, or what comes after AdamW."""
+    begin = curve["phase"].index(curve["phase"][-1])
+    return {field: values[begin:] for field, values in curve.items()}
 
 
 def figures(setup: Setup, contents: Sequence[dict[str, Any]]) -> list[Figure]:

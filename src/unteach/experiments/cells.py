@@ -24,7 +24,7 @@ from typing import Any, Literal
 
 from unteach.report.metrics import METRICS, decimals_of, format_number
 
-__all__ = ["Book", "Cell", "State", "by_name", "code_version", "mean_and_std", "result_table", "thinned"]
+__all__ = ["Book", "Cell", "State", "by_name", "code_version", "mean_and_std", "result_table", "thinned", "what_runs"]
 
 SCHEMA = "unteach.cell/1"
 State = Literal["done", "older code", "other settings", "missing"]
@@ -153,15 +153,27 @@ def code_version() -> str:
     files = [*(root / f"{name}.py" for name in _CODE), *sorted((root / "evaluation").glob("*.py"))]
     digest = hashlib.sha256()
     for file in files:
-        tree = ast.parse(file.read_text(encoding="utf-8"))
-        for node in ast.walk(tree):
-            body = getattr(node, "body", None)
-            if isinstance(body, list):  # strings that stand alone document what is above them
-                node.body = [  # type: ignore[attr-defined]
-                    s for s in body if not (isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant))
-                ]
-        digest.update(file.name.encode() + ast.dump(tree).encode())
+        digest.update(file.name.encode() + what_runs(file.read_text(encoding="utf-8")).encode())
     return digest.hexdigest()[:16]
+
+
+def what_runs(source: str) -> str:
+    """The code of a module without comments, docstrings and layout, written alike by every Python version."""
+
+    def plain(node: Any) -> Any:
+        if isinstance(node, list):
+            return [plain(item) for item in node if not _documents(item)]
+        if isinstance(node, ast.AST):  # newer versions have more fields, empty ones, and print them or not
+            fields = ((name, plain(value)) for name, value in ast.iter_fields(node))
+            return [type(node).__name__, *((name, value) for name, value in fields if value not in (None, []))]
+        return node
+
+    return repr(plain(ast.parse(source)))
+
+
+def _documents(node: Any) -> bool:
+    """Strings that stand alone document what is above them."""
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 
 def thinned(rows: Sequence[Mapping[str, Any]], points: int = CURVE_POINTS) -> dict[str, list[Any]]:

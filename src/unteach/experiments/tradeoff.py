@@ -22,7 +22,7 @@ from unteach.report.tables import Member, Method, Role
 __all__ = ["cells", "figures", "table"]
 
 AGAINST = ("verbmem_f", "knowmem_f", "privleak")
-UTILITIES = {"knowmem_r": "", "nll_general": "-nll"}
+UTILITIES = {"knowmem_r": "", "nll_general": "-nll", "tofu_model_utility": "-utility"}
 """Drawn upwards, and what the figure's name gets. A small model may know too little for the first to say anything."""
 
 
@@ -61,8 +61,6 @@ def _method(name: str, group: Sequence[dict[str, Any]], place: int) -> Method:
     members = []
     for content in group:
         metrics = {key: Metric(m["value"], m["low"], m["high"]) for key, m in content["metrics"].items()}
-        if role == "retrained":
-            metrics["privleak"] = Metric(0.0)  # it is its own yardstick
         result = Result(
             name, "", content.get("steps"), content["seed"], "", "", {}, metrics, (), {}, {}, {}, "", "", Path()
         )

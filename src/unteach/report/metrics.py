@@ -51,6 +51,18 @@ METRICS: Mapping[str, MetricInfo] = {
         "",
         3,
     ),
+    "tofu_model_utility": MetricInfo(
+        "what TOFU wants kept",
+        "harmonic mean of probability, ROUGE-L and truth ratio on kept authors, real authors and world facts",
+        "↑",
+        3,
+    ),
+    "tofu_forget_quality": MetricInfo(
+        "likeness to the retrained model",
+        "p-value of a test whether the truth ratios on forget authors are distributed as the retrained model's",
+        "↑",
+        3,
+    ),
 }
 MAIN = ("verbmem_f", "knowmem_f", "knowmem_r", "privleak", "mmlu_val")
 """The columns of the paper's Table 1."""

@@ -69,7 +69,8 @@ def tradeoff_figure(
         methods: Our rows.
         published: Others' points; those without both metrics are left out.
         name: Of the figure.
-        utility: What is drawn upwards.
+        utility: What is drawn upwards; with its interval, unless that is mainly how the texts differ, which all models
+            share: ``nll_general``.
     """
     label = {"privleak": "|PrivLeak|", RAW_AUC: "membership AUC"}.get(metric, metric)
     places, utility_places = METRICS[metric].decimals, METRICS[utility].decimals
@@ -86,10 +87,9 @@ def tradeoff_figure(
             x, y = method.cell(metric), method.cell(utility)
             assert x.mean is not None
             assert y.mean is not None
-            bounds = (
-                [[abs(y.mean - y.low)], [abs(y.high - y.mean)]] if y.low is not None and y.high is not None else None
-            )
-            axes.errorbar(position(x.mean), y.mean, bounds, color=style.colour, elinewidth=0.9, alpha=0.6, zorder=4)
+            if y.low is not None and y.high is not None and utility != "nll_general":
+                bounds = [[abs(y.mean - y.low)], [abs(y.high - y.mean)]]
+                axes.errorbar(position(x.mean), y.mean, bounds, color=style.colour, elinewidth=0.9, alpha=0.6, zorder=4)
             for member in method.members if len(method.members) > 1 else ():
                 seed_x, seed_y = (member.result.value(key) if member.result else None for key in (metric, utility))
                 if seed_x is not None and seed_y is not None:
@@ -107,7 +107,7 @@ def tradeoff_figure(
             )
             figures = f"{metric} {format_number(x.mean, places)}, {utility} {format_number(y.mean, utility_places)}"
             canvas.tip(point, f"{method.label}: {figures}")
-        _widen(axes, 0.2 if utility == "nll_general" else 10.0)
+        _widen(axes, {"nll_general": 0.2, "tofu_model_utility": 0.1}.get(utility, 10.0))
         numbered = [(p.number, position(p.metrics[metric]), p.metrics[utility]) for p in outside if p.number]
         _number_points(axes, numbered)
         axes.set_title(f"{utility} {METRICS[utility].arrow}  {METRICS[utility].title}")

@@ -233,7 +233,8 @@ def test_every_experiment_runs_on_the_embedded_benchmark(tmp_path, capsys):
         assert len(done) >= count, name
         assert all(cell["metrics"] for cell in done)
         assert all(Path(figure).stat().st_size > 1000 for figure in result["figures"])
-        assert len(result["figures"]) == {"losses": 2, "sequential": 2, "tradeoff": 9}.get(name, 0)
+        drawn = {"losses": 2, "sequential": 2, "recovery": 4, "retain-or-general": 2, "tradeoff": 9}
+        assert len(result["figures"]) == drawn.get(name, 0)
     shown = capsys.readouterr()
     assert measured(shown.err).count("adamw-npo-kl, seed 0") == 1  # methods' cell serves the others too
     recovered = json.loads((tmp_path / "results/micro/recovery-adamw-npo-kl-seed-0.json").read_text())

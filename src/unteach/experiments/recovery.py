@@ -18,7 +18,7 @@ import torch
 from unteach.config import checked
 from unteach.data import Documents, ForgetBatches, tokenise
 from unteach.errors import InputError
-from unteach.experiments import methods
+from unteach.experiments import methods, tradeoff
 from unteach.experiments.cells import Book, Cell, by_name, result_table
 from unteach.experiments.setups import Setup
 from unteach.experiments.smollm2 import add_nll_gradient
@@ -116,14 +116,20 @@ def _cell(setup: Setup, settings: RecoverySettings, name: str, seed: int, book: 
 
 def table(setup: Setup, contents: Sequence[dict[str, Any]]) -> str:
     """Two rows for each model: before and after finetuning."""
-    rows: dict[str, list[Any]] = {}
-    for name, group in by_name(contents).items():
-        short = name.removeprefix("recovery-")
-        rows[short] = [content["before"]["metrics"] for content in group]
-        rows[f"{short}, finetuned"] = [content["metrics"] for content in group]
+    rows = {name: [content["metrics"] for content in group] for name, group in by_name(_both(contents)).items()}
     return result_table(rows, (*MAIN, *BESIDE))
 
 
 def figures(setup: Setup, contents: Sequence[dict[str, Any]]) -> list[Figure]:
-    """None."""
-    return []
+    """Utility against what is recited and known, before and after."""
+    return tradeoff.panels("recovery", setup.benchmark, _both(contents), ("verbmem_f", "knowmem_f"))
+
+
+def _both(contents: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Each model as it was before and as it is after finetuning, in turn."""
+    both = []
+    for name, group in by_name(contents).items():
+        short = name.removeprefix("recovery-")
+        both += [{"name": short, "seed": c["seed"], "metrics": c["before"]["metrics"]} for c in group]
+        both += [{"name": f"{short}, finetuned", "seed": c["seed"], "metrics": c["metrics"]} for c in group]
+    return both

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from unteach.errors import InputError
-from unteach.experiments import methods
+from unteach.experiments import methods, tradeoff
 from unteach.experiments.cells import Book, Cell
 from unteach.experiments.setups import Setup
 from unteach.report.style import Figure
@@ -45,5 +45,5 @@ def table(setup: Setup, contents: Sequence[dict[str, Any]]) -> str:
 
 
 def figures(setup: Setup, contents: Sequence[dict[str, Any]]) -> list[Figure]:
-    """None."""
-    return []
+    """Utility against recital: which text keeps more where as much is forgotten."""
+    return tradeoff.panels("retain-or-general", setup.benchmark, contents, ("verbmem_f",))

@@ -15,11 +15,11 @@ from unteach.experiments.cells import Book, Cell, by_name, result_table
 from unteach.experiments.setups import Setup
 from unteach.report import published
 from unteach.report.load import Metric, Result
-from unteach.report.plots import tradeoff_figure
+from unteach.report.plots import Published, tradeoff_figure
 from unteach.report.style import Figure
 from unteach.report.tables import Member, Method, Role
 
-__all__ = ["cells", "figures", "table"]
+__all__ = ["cells", "figures", "panels", "table"]
 
 AGAINST = ("verbmem_f", "knowmem_f", "privleak")
 UTILITIES = {"knowmem_r": "", "nll_general": "-nll", "tofu_model_utility": "-utility"}
@@ -33,19 +33,38 @@ def cells(setup: Setup, seeds: Sequence[int], book: Book) -> list[Cell]:
 
 def figures(setup: Setup, contents: Sequence[dict[str, Any]]) -> list[Figure]:
     """A panel for each metric; with others' panels where ours have none of their points."""
-    groups = by_name(contents)
-    rows = [_method(name, group, place) for place, (name, group) in enumerate(groups.items())]
     points = published.points(setup.benchmark)
+    drawn = panels("tradeoff", setup.benchmark, contents, AGAINST, points)
+    if not points:
+        theirs = published.points("muse-news")
+        drawn += [tradeoff_figure("MUSE-News", m, (), theirs, f"tradeoff-{m}-published") for m in AGAINST]
+    return drawn
+
+
+def panels(
+    experiment: str,
+    benchmark: str,
+    contents: Sequence[dict[str, Any]],
+    against: Sequence[str],
+    points: Sequence[Published] = (),
+) -> list[Figure]:
+    """Utility against each of some metrics, a figure for each pair that was measured.
+
+    Args:
+        experiment: Begins the figures' names.
+        benchmark: Ends them.
+        contents: ``name``, ``seed`` and ``metrics`` of each cell; those of one name are seeds of one row.
+        against: Metrics drawn to the right.
+        points: Others' points.
+    """
+    rows = [_method(name, group, place) for place, (name, group) in enumerate(by_name(contents).items())]
     drawn = []
     for utility, ending in UTILITIES.items():
-        for metric in AGAINST:
+        for metric in against:
             shown = [row for row in rows if row.cell(metric).mean is not None and row.cell(utility).mean is not None]
             if shown:
-                name = f"tradeoff-{metric}{ending}-{setup.benchmark}"
-                drawn.append(tradeoff_figure(setup.benchmark, metric, shown, points, name, utility))
-            if not points and utility == "knowmem_r":
-                theirs = published.points("muse-news")
-                drawn.append(tradeoff_figure("MUSE-News", metric, (), theirs, f"tradeoff-{metric}-published"))
+                name = f"{experiment}-{metric}{ending}-{benchmark}"
+                drawn.append(tradeoff_figure(benchmark, metric, shown, points, name, utility))
     return drawn
 
 

@@ -1,5 +1,6 @@
 """The paper's experiments as commands: tiny budgets, the real models and the real job."""
 
+import functools
 import hashlib
 import json
 import os
@@ -18,7 +19,7 @@ from unteach.cli import COMMANDS, main
 from unteach.corpora import micro
 from unteach.data import read_documents
 from unteach.errors import InputError
-from unteach.experiments import losses, side_by_side
+from unteach.experiments import losses, side_by_side, theorem
 from unteach.experiments.cells import Book, Cell, code_version, mean_and_std, result_table, thinned, what_runs
 from unteach.experiments.reproduce import ReproduceOptions, run
 from unteach.experiments.side_by_side import CellError, number_of_jobs
@@ -133,6 +134,22 @@ def test_every_python_version_knows_the_code_by_the_same_text():
     assert hashlib.sha256(what_runs(source).encode()).hexdigest()[:16] == "02f070a2c7a923df"
     assert what_runs(source) == what_runs(source.replace("Says.", "Says more.").replace("  # why", ""))
     assert what_runs(source) != what_runs(source.replace("y=()", "y=None"))
+
+
+@pytest.mark.slow
+def test_the_theorem_is_measured_once_and_listed_without_measuring(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(theorem, "Settings", functools.partial(theorem.Settings, num_steps=4, halvings=3))
+    listed = run(ReproduceOptions(name="theorem", out=tmp_path, seeds="1", device="cpu", list=True))
+    assert listed["missing"] == 1
+    assert not list(tmp_path.rglob("*.json"))
+    done = run(ReproduceOptions(name="theorem", out=tmp_path, seeds="1", device="cpu"))
+    assert done["missing"] == 0
+    assert [Path(figure).name for figure in done["figures"]] == ["theorem.svg"]
+    assert "softmax regression" in Path(done["table"]).read_text(encoding="utf-8")
+    capsys.readouterr()
+    again = run(ReproduceOptions(name="theorem", out=tmp_path, seeds="1", device="cpu", images=tmp_path / "again"))
+    assert measured(capsys.readouterr().err) == []
+    assert Path(again["figures"][0]).read_bytes() == Path(done["figures"][0]).read_bytes()
 
 
 def test_a_cell_with_other_settings_is_measured_again(tmp_path):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import json
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -87,8 +86,6 @@ def run(options: ReproduceOptions) -> dict[str, Any]:
         nearest = nearest_name(options.name, NAMES)
         raise InputError(f"name is {options.name!r}: it must be one of {', '.join(NAMES)}{nearest}")
     seeds = read_seeds(options.seeds)
-    if options.name == "theorem":
-        return _theorem(options, seeds[0])
     from unteach.unlearn import Interrupted
 
     with tempfile.TemporaryDirectory() as work:
@@ -110,12 +107,12 @@ def _run_cells(options: ReproduceOptions, seeds: list[int], work: Path) -> dict[
     from unteach.experiments.sources import build
 
     module = experiment_module(options.name)
-    setup = build(options, work, _indented)
+    setup = None if options.name == "theorem" else build(options, work, _indented)  # it has models of its own
     folder = options.out / options.benchmark
     book = Book(folder, say, fresh=options.fresh)
     cells = _chosen(module.cells(setup, seeds, book), options.only)
     missing = [cell for cell in cells if not book.is_usable(cell)]
-    jobs = number_of_jobs(options, len(missing))
+    jobs = number_of_jobs(options, len(missing)) if setup else 1
     if options.list or options.name == "tradeoff":
         say(book.states(cells))
     elif jobs > 1:
@@ -186,19 +183,6 @@ def _write_figure(folder: Path, figure: Any) -> Path:
     path = folder / f"{figure.name}.svg"
     path.write_bytes(figure.files[".svg"])
     return path
-
-
-def _theorem(options: ReproduceOptions, seed: int) -> dict[str, Any]:
-    from unteach.experiments.theorem import Settings, draw, format_table, run_experiment
-
-    result, drawn = run_experiment(Settings(seed=seed))
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "theorem.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-    draw(result, drawn, options.out / "theorem.png")
-    if not options.json:
-        print(format_table(result))
-        print(f"Written: {options.out / 'theorem.json'} and {options.out / 'theorem.png'}")
-    return result
 
 
 def say(line: str) -> None:

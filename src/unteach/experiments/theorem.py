@@ -1,6 +1,7 @@
 """The theorem on two small models: does Algorithm 1 follow natural-gradient descent as α → 0?
 
-``python -m unteach.experiments.theorem --out DIR`` prints a table and writes theorem.json and theorem.png.
+``unteach reproduce theorem`` makes a cell of each seed; ``python -m unteach.experiments.theorem --out DIR`` prints one
+table, with any settings, and writes theorem.json and theorem.png.
 
 α is halved again and again while T doubles, so that Tγ stays the same. The theorem bounds the gap
 ``max_t ‖θ_t - θ̄_t‖`` by O(α log(1/α)). Two controls must **not** converge: plain gradient descent with the
@@ -11,11 +12,14 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import hashlib
+import io
 import itertools
 import json
 import math
 import platform
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +29,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from unteach import theory
+from unteach.experiments.cells import Book, Cell, what_runs
+from unteach.report.style import Figure
 from unteach.theory import SoftmaxRegression, TanhNetwork, UnlearningProblem
 
 MODELS: dict[str, SoftmaxRegression | TanhNetwork] = {
@@ -203,7 +209,7 @@ def run_experiment(settings: Settings) -> tuple[dict[str, Any], dict[str, Tensor
     return {"settings": dataclasses.asdict(settings), "versions": versions, "groups": groups}, drawn
 
 
-def format_table(result: dict[str, Any]) -> str:
+def format_table(result: Mapping[str, Any]) -> str:
     """The result as text, one block per model and momentum."""
     lines = []
     for group in result["groups"]:
@@ -266,29 +272,33 @@ def _draw_convergence(axes: Any, groups: list[dict[str, Any]]) -> None:
     axes.set_ylabel("largest gap to natural-gradient descent,\nas a share of its path length")
 
 
-def _draw_paths(axes: Any, drawn: dict[str, Tensor]) -> None:
-    """The paths in the plane of the natural-gradient path's two leading principal directions."""
+def flattened(drawn: Mapping[str, Tensor], points: int = 200) -> dict[str, list[list[float]]]:
+    """The paths in the plane of the natural-gradient path's two leading principal directions: evenly chosen points."""
     natural = drawn["natural"]
     _, _, directions = torch.linalg.svd(natural - natural[0], full_matrices=False)
-    plane = directions[:2].T
+    flat = {}
+    for name, path in drawn.items():
+        steps = torch.linspace(0, len(path) - 1, min(points, len(path))).round().long()
+        places = (path[steps] - natural[0]) @ directions[:2].T
+        flat[name] = [[float(f"{value:.4g}") for value in place] for place in places.tolist()]
+    return flat
 
-    def project(path: Tensor) -> tuple[Tensor, Tensor]:
-        across, up = ((path - natural[0]) @ plane).unbind(1)
-        return across, up
 
-    across, up = project(natural)
+def _draw_paths(axes: Any, paths: Mapping[str, list[list[float]]]) -> None:
+    """The flattened paths."""
+    across, up = zip(*paths["natural"], strict=True)
     axes.plot(across, up, color=BLACK, linewidth=6, alpha=0.22, solid_capstyle="round")
-    top = int(up.argmax())
-    _label(axes, "natural-gradient descent", float(across[top]), float(up[top]), GREY, (0, 12), ha="center")
-    across, up = project(drawn["gradient"])
+    top = up.index(max(up))
+    _label(axes, "natural-gradient descent", across[top], up[top], GREY, (0, 12), ha="center")
+    across, up = zip(*paths["gradient"], strict=True)
     axes.plot(across, up, color=ORANGE, linewidth=1.5)
     middle = len(across) // 2
-    _label(axes, "gradient descent", float(across[middle]), float(up[middle]), ORANGE, (-8, -10), ha="right")
-    names = [name for name in drawn if name.startswith("α")]
+    _label(axes, "gradient descent", across[middle], up[middle], ORANGE, (-8, -10), ha="right")
+    names = [name for name in paths if name.startswith("α")]
     for name, opacity in zip((names[0], names[2], names[-1]), (0.45, 0.7, 1.0), strict=True):
-        across, up = project(drawn[name])
+        across, up = zip(*paths[name], strict=True)
         axes.plot(across, up, color=BLUE, alpha=opacity, linewidth=1.4)
-        _label(axes, name, float(across[-1]), float(up[-1]), BLUE, (7, 0), fontsize=9)
+        _label(axes, name, across[-1], up[-1], BLUE, (7, 0), fontsize=9)
     axes.plot(0, 0, marker="o", color=BLACK, markersize=6)
     _label(axes, "θ₀", 0, 0, BLACK, (-20, -2))
     axes.set(xlabel="first principal direction of the path  (network, momentum)", ylabel="second")
@@ -318,8 +328,8 @@ def _draw_lemma(axes: Any) -> None:
     )
 
 
-def draw(result: dict[str, Any], drawn: dict[str, Tensor], destination: Path) -> None:
-    """Write the figure: convergence without and with momentum, the paths, and the momentum lemma."""
+def draw(result: Mapping[str, Any], paths: Mapping[str, list[list[float]]], kind: str) -> bytes:
+    """The figure as a file of that kind: convergence without and with momentum, the paths, and the momentum lemma."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -327,7 +337,8 @@ def draw(result: dict[str, Any], drawn: dict[str, Tensor], destination: Path) ->
 
     style = {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
              "grid.color": "#E8EBEE", "axes.axisbelow": True, "axes.titlelocation": "left",
-             "axes.titlesize": 11, "axes.titleweight": "bold", "axes.edgecolor": GREY}  # fmt: skip
+             "axes.titlesize": 11, "axes.titleweight": "bold", "axes.edgecolor": GREY,
+             "svg.hashsalt": "unteach"}  # fmt: skip
     with pyplot.rc_context(style):
         figure, panels = pyplot.subplots(2, 2, figsize=(11.5, 8), layout="constrained", facecolor="white")
         figure.get_layout_engine().set(w_pad=0.12, h_pad=0.12)
@@ -336,12 +347,45 @@ def draw(result: dict[str, Any], drawn: dict[str, Tensor], destination: Path) ->
             _draw_convergence(axes, groups)
             axes.set_title(f"Momentum {momentum:g}" if momentum else "No momentum")
         panels[0, 0].legend(loc="lower right", frameon=False)
-        _draw_paths(panels[1, 0], drawn)
+        _draw_paths(panels[1, 0], paths)
         panels[1, 0].set_title("Paths of the mean teacher close in as α → 0")
         _draw_lemma(panels[1, 1])
         panels[1, 1].set_title("Momentum lemma under a constant error ε")
-        figure.savefig(destination, dpi=100, pil_kwargs={"optimize": True})
+        file = io.BytesIO()
+        more: dict[str, Any] = {"metadata": {"Date": None}} if kind == "svg" else {"pil_kwargs": {"optimize": True}}
+        figure.savefig(file, format=kind, dpi=100, **more)
         pyplot.close(figure)
+    return file.getvalue()
+
+
+def cells(setup: None, seeds: Sequence[int], book: Book) -> list[Cell]:
+    """One of each seed, with the settings above; the models are its own, whatever the benchmark."""
+    return [_cell(Settings(seed=seed)) for seed in seeds]
+
+
+def _cell(settings: Settings) -> Cell:
+    algorithms = hashlib.sha256(what_runs(Path(str(theory.__file__)).read_text(encoding="utf-8")).encode()).hexdigest()
+    fixed = json.loads(json.dumps(dataclasses.asdict(settings))) | {"algorithms": algorithms[:16]}
+
+    def run() -> dict[str, Any]:
+        result, drawn = run_experiment(settings)
+        return {"groups": result["groups"], "paths": flattened(drawn)}
+
+    return Cell(name="theorem", seed=settings.seed, settings=fixed, run=run)
+
+
+def table(setup: None, contents: Sequence[dict[str, Any]]) -> str:
+    """The tables of all seeds, set as code."""
+    return "\n".join(f"Seed {c['seed']}:\n\n{textwrap.indent(format_table(c), '    ')}" for c in contents)
+
+
+def figures(setup: None, contents: Sequence[dict[str, Any]]) -> list[Figure]:
+    """The four panels, of the first seed."""
+    title = "Does the mean teacher follow natural-gradient descent?"
+    return [
+        Figure("theorem", title, title, "", {".svg": draw(content, content["paths"], "svg")})
+        for content in contents[:1]
+    ]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -361,7 +405,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(format_table(result))
     out.mkdir(parents=True, exist_ok=True)
     (out / "theorem.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-    draw(result, drawn, out / "theorem.png")
+    (out / "theorem.png").write_bytes(draw(result, flattened(drawn), "png"))
     print(f"Written: {out / 'theorem.json'} and {out / 'theorem.png'}")
 
 

@@ -1,4 +1,5 @@
 import dataclasses
+import importlib.util
 import json
 import re
 import shlex
@@ -104,6 +105,55 @@ def test_forget_writes_a_run_folder_and_a_model_that_loads(capsys, inputs):
     again = json.loads(out)
     assert again["after"] == result["after"]
     assert (inputs / "again/model/model.safetensors").read_bytes() == (run / "model/model.safetensors").read_bytes()
+
+
+def test_a_file_may_say_a_part_and_flags_the_rest(capsys, inputs):
+    file = inputs / "some.yaml"
+    file.write_text("max_steps: 5\nmethod: {loss: it}\n")
+    whole = f"{inputs / 'model'} --documents {inputs / 'documents'} --incompetent micro:small --config {file}"
+    status, _, err = call(capsys, "plan", whole, "--json")
+    assert status == 0, err
+    refused(call(capsys, "plan --config", file), f"{file}: model is missing")
+    file.write_text("max_step: 5\n")
+    refused(call(capsys, "plan", whole), f"{file}: ", "did you mean max_steps?")
+    refused(call(capsys, "plan --config", inputs / "no.yaml"), "does not exist")
+
+
+def test_without_what_draws_the_report_the_run_ends_well(capsys, inputs, monkeypatch):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "matplotlib" else found(name, *a))
+    status, out, _ = forget(capsys, inputs, "--json")
+    assert status == 0
+    assert json.loads(out)["report"] is None
+    assert (inputs / "run/model/model.safetensors").exists()
+    assert not (inputs / "run/report.html").exists()
+
+
+def test_inputs_that_cannot_be_measured_are_refused(capsys, inputs):
+    (inputs / "short").mkdir()
+    (inputs / "short/a.txt").write_text("Too short.")
+    status, _, err = forget(capsys, inputs, documents="short")
+    assert status == 2
+    assert "no verbatim probe can be cut" in err.splitlines()[-1]
+    refused(forget(capsys, inputs, f"--questions {inputs / 'no.jsonl'}"), "questions is", "there is no such file")
+    refused(forget(capsys, inputs, "--max-tokens 9999"), "max_tokens is 9999: the model reads")
+    (inputs / "general.jsonl").write_text(json.dumps({"text": " ".join(SENTENCES * 20)}) + "\n")
+    refused(forget(capsys, inputs), "it has 1 documents, and at least 4 are needed")
+    refused(call(capsys, "evaluate micro:target --benchmark micro --device nowhere"), "device is 'nowhere'")
+
+
+def test_a_run_that_ended_before_its_first_step_can_be_resumed(capsys, inputs, monkeypatch):
+    def end(*given, **others):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("unteach.job.unlearn", end)
+        assert forget(capsys, inputs)[0] == 130
+    assert call(capsys, "forget --resume", inputs / "run")[0] == 0
+    forget(capsys, inputs, out="whole")
+    names = ("run", "whole")
+    one, other = ((inputs / name / "model/model.safetensors").read_bytes() for name in names)
+    assert one == other
 
 
 @pytest.mark.slow

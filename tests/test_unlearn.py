@@ -181,6 +181,13 @@ def test_a_breaking_model_ends_the_run_with_a_reason(tmp_path):
     assert "costs 1.00 nats per token more than before" in outcome.reason
 
 
+def test_a_rule_that_is_met_by_a_broken_model_says_so(tmp_path):
+    scores = {"nll_general": 3.0}
+    outcome, _ = run(tmp_path, lambda step: scores | {"verbmem_f": 10.0}, StopRule("verbmem_f", "<=", 20.0))
+    assert outcome.rule == "stop"
+    assert "reached 10; but general text costs 2.00 nats per token more than before" in outcome.reason
+
+
 def test_max_steps_always_holds(tmp_path):
     outcome, _ = run(tmp_path, rule=StopRule("verbmem_f", "<=", 20.0))
     assert (outcome.step, outcome.rule) == (12, "max_steps")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
 import os
 import sys
@@ -119,20 +120,28 @@ def _forget(arguments: list[str]) -> None:
     if planned.problems():
         raise InputError(planned.problems())
     from unteach.job import run_forget
-    from unteach.report import write_report
 
     result = run_forget(config, resume=resume is not None)
     if not _speaks():
         return
-    report = write_report([Path(config.out)], Path(config.out) / "report.html")
+    report = _written_report(Path(config.out))
     lines = [
         f"{result.stop['reason']} (step {result.steps})",
         *_before_and_after(result.before, result.after),
         f"all scores: {Path(config.out) / 'result.json'}",
         f"model:      {Path(config.out) / 'model'}",
-        f"report:     {report}",
+        f"report:     {report or 'needs matplotlib and jinja2; unteach report writes it where they are'}",
     ]
-    _show(result.to_dict() | {"report": str(report)}, as_json, lines)
+    _show(result.to_dict() | {"report": report and str(report)}, as_json, lines)
+
+
+def _written_report(run: Path) -> Path | None:
+    """The page of a run, where what draws it is installed."""
+    if any(importlib.util.find_spec(needed) is None for needed in ("matplotlib", "jinja2")):
+        return None
+    from unteach.report import write_report
+
+    return write_report([run], run / "report.html")
 
 
 def _before_and_after(before: Mapping[str, float], after: Mapping[str, float]) -> list[str]:
@@ -151,11 +160,14 @@ def _before_and_after(before: Mapping[str, float], after: Mapping[str, float]) -
 
 def _forget_config(arguments: list[str]) -> ForgetConfig:
     path, arguments = _take_value(arguments, "--config")
-    start = None
-    if path is not None:
-        from_yaml(ForgetConfig, path)  # problems of the file are reported with its name
-        start = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    return parse(ForgetConfig, arguments, positional="model", flatten=("method",), start=start)
+    if path is None:
+        return parse(ForgetConfig, arguments, positional="model", flatten=("method",))
+    try:
+        start = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
+        return parse(ForgetConfig, arguments, positional="model", flatten=("method",), start=start)
+    except (InputError, OSError, ValueError, TypeError, AttributeError, yaml.YAMLError):
+        from_yaml(ForgetConfig, path)  # what is wrong with the file itself is reported with its name
+        raise
 
 
 def _plan(arguments: list[str]) -> None:
@@ -267,7 +279,7 @@ COMMANDS = {
         _reproduce,
         "Run one of the paper's experiments.",
         "unteach reproduce NAME [flags]",
-        ("unteach reproduce theorem --out results/theorem", "unteach reproduce methods --list"),
+        ("unteach reproduce theorem --seeds 0 --out results", "unteach reproduce methods --list"),
     ),
 }
 

@@ -175,7 +175,7 @@ class ForgetConfig:
     precision: Precision = field(default_factory=Precision)
     """Compute precision of each pass."""
     compile: bool = False
-    """Compile the decoder blocks (torch.compile): faster on a GPU, after a minute or two at the first step."""
+    """Compile the decoder blocks (torch.compile): faster on a GPU, after half a minute at the first step."""
     checkpoint_activations: bool = False
     """Keep only the inputs of each decoder block for the backward pass and compute the rest again: the same result, a
     fraction of the activations' memory, a third more time."""
@@ -235,7 +235,15 @@ class ForgetConfig:
             raise InputError(wrong)
 
     def lengths(self, context: int) -> tuple[int, int]:
-        """Tokens of a forget sequence and of a general chunk, at most, for a model that reads ``context`` tokens."""
+        """Tokens of a forget sequence and of a general chunk, at most, for a model that reads ``context`` tokens.
+
+        Raises:
+            InputError: More are asked for than the model reads.
+        """
+        given = {"max_tokens": self.max_tokens, "general_tokens": self.general_tokens}
+        wrong = [f"{name} is {n}: the model reads {context} at most" for name, n in given.items() if n and n > context]
+        if wrong:
+            raise InputError(wrong)
         return self.max_tokens or min(1024, context), self.general_tokens or min(512, context)
 
     def resolved_device(self) -> torch.device:

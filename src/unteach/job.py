@@ -18,7 +18,15 @@ from unteach.calibrate import calibrated, is_complete, measure, noise_warning
 from unteach.card import model_card
 from unteach.checkpoint import Checkpoints
 from unteach.config import ForgetConfig, from_yaml
-from unteach.data import EMBEDDED_GENERAL, Documents, ForgetBatches, GeneralText, read_documents, tokenise
+from unteach.data import (
+    EMBEDDED_GENERAL,
+    GENERAL_BYTES,
+    Documents,
+    ForgetBatches,
+    GeneralText,
+    read_documents,
+    tokenise,
+)
 from unteach.distributed import (
     from_first_rank,
     full_tensor,
@@ -48,6 +56,8 @@ MORE_DEGENERATE = 5.0
 """By so many points the share of degenerate output may have risen when a run stops by itself."""
 HELDOUT_GENERAL = 64
 """General documents set aside for measuring, never trained on."""
+FEWEST_GENERAL = 4
+"""General documents without which none can be set aside."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +169,9 @@ def forget(
         Scores before and after (on passages that the stop rule did not use), how the run ended, and the model.
     """
     config = config or ForgetConfig(model=str(getattr(model, "name_or_path", "") or "model"))
+    if incompetent is None and "it" in {method.loss for method in (*config.phases, config.method)}:
+        raise InputError("incompetent is missing: the loss it pulls towards that model")
+    model.eval()  # dropout would set student and teacher apart
     general = general_text if general_text is not None else read_documents(EMBEDDED_GENERAL)
 
     def as_documents(texts: Sequence[str] | Documents, name: str) -> Documents:
@@ -200,15 +213,25 @@ def _forget(
     started = time.perf_counter()
     say = (say or _print_to_stderr) if is_first_rank() else _say_nothing
     max_tokens, general_tokens = config.lengths(context_length(model))
+    if len(general_documents) < FEWEST_GENERAL:
+        raise InputError(
+            f"general is {general_documents.name!r}: it has {len(general_documents)} documents, and at least "
+            f"{FEWEST_GENERAL} are needed, because some are set aside for measuring; cut a long text into several"
+        )
     tokens = tokenise(documents, tokenizer, mode=config.document_mode, max_tokens=max_tokens)
-    kept, heldout = general_documents.set_aside(min(HELDOUT_GENERAL, len(general_documents) // 4), config.seed)
+    kept, heldout = general_documents.set_aside(
+        min(HELDOUT_GENERAL, len(general_documents) // FEWEST_GENERAL), config.seed
+    )
     general = GeneralText(kept, tokenizer, tokens=general_tokens, seed=config.seed, exclude=documents)
     forget_batches = ForgetBatches(tokens, config.seed)
     counts = {"forget": tokens.counts, "general": general.counts}
     say(f"forget:  {tokens.summary()}")
     say(f"general: {general.summary()}")
 
-    probes = run_probes(tokenizer, documents, holdout, heldout, config, max_tokens)
+    try:
+        probes = run_probes(tokenizer, documents, holdout, heldout, config, max_tokens)
+    except ValueError as error:  # no passage can be cut from what was given
+        raise InputError(f"documents is {documents.name!r}: {error}") from None
     if config.stop.metric:
         parse_rule(config.stop.metric, probes.names())  # a wrong rule is refused before any work
     parameters = _prepared(model, config)
@@ -236,6 +259,7 @@ def _forget(
         return scores
 
     folder = RunFolder(out, resume, shared or SharedScores().once)
+    folder.write_config(config)
     before = folder.remember("before", lambda: _scores_before(model, tokenizer, probes, options))
     say("before: " + ", ".join(f"{name} {value:.4g}" for name, value in before.items()))
     reference_stop = reference_final = None
@@ -258,7 +282,7 @@ def _forget(
         )
 
     first = folder.scores("step_000000", evaluate_final, config, 0)
-    folder.write_config(config)
+    begun = from_first_rank(resume and (folder.path / "metrics.jsonl").exists())  # else it ended before its first step
     log = StepLog(folder.path, config, say) if is_first_rank() else None
     with _catching_signals() as paused, log or nullcontext():
         outcome: Outcome = unlearn(
@@ -275,7 +299,7 @@ def _forget(
             log=log.add if log else _say_nothing,
             rewind=log.rewind if log else _say_nothing,
             paused=paused,
-            resume=resume,
+            resume=begun,
         )
     say(f"stopped after {outcome.step} steps: {outcome.reason}")
     if outcome.rule == "max_steps" and config.method.alpha is not None:
@@ -361,19 +385,21 @@ def _read_all(config: ForgetConfig) -> tuple[Documents, Documents, Documents | N
     """Read every document source, collecting the problems of all of them."""
     problems: list[str] = []
 
-    def read(source: str | None, option: str) -> Documents | None:
+    def read(source: str | None, option: str, max_bytes: int | None = None) -> Documents | None:
         if source is None:
             return None
         try:
-            return read_documents(source, text_field=config.text_field, option=option)
+            return read_documents(source, text_field=config.text_field, option=option, max_bytes=max_bytes)
         except InputError as error:
             problems.extend(error.problems)
             return None
 
     if not config.documents:
         problems.append("documents is missing: name the folder or file of texts to forget")
+    if config.questions and not Path(config.questions).is_file():
+        problems.append(f"questions is {config.questions!r}: there is no such file")
     documents = read(config.documents or None, "documents")
-    general = read(config.general or EMBEDDED_GENERAL, "general")
+    general = read(config.general or EMBEDDED_GENERAL, "general", GENERAL_BYTES)
     holdout = read(config.holdout, "holdout")
     if problems or documents is None or general is None:
         raise InputError(problems)

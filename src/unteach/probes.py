@@ -49,7 +49,7 @@ def run_probes(
 ) -> Probes:
     """Benchmarks for the stop rule and for the final report, on different passages."""
     from unteach.corpora import micro
-    from unteach.corpora.own import cut_probes, own_benchmark, read_questions, split_probes
+    from unteach.corpora.own import MINIMUM_TOKENS, cut_probes, own_benchmark, read_questions, split_probes
 
     if config.model.startswith("micro:") and config.documents == "micro:forget" and not config.questions:
         stop = _cheap(micro.load_benchmark("stop"), config)  # the embedded benchmark has its own halves
@@ -57,8 +57,15 @@ def run_probes(
     never_seen = holdout or heldout
     lengths = sorted(len(ids) for ids in tokenizer(documents.texts[:200])["input_ids"])
     typical = min(max_tokens, lengths[len(lengths) // 2])
-    prompt, expected = max(4, min(128, typical // 3)), max(4, min(64, typical // 2))
-    sizes = {"prompt_tokens": prompt, "expected_tokens": expected, "chunk_tokens": max_tokens, "seed": config.seed}
+    expected = max(4, min(64, typical // 2))
+    prompt = max(MINIMUM_TOKENS - expected, min(128, typical // 3))
+    sizes = {
+        "prompt_tokens": prompt,
+        "expected_tokens": expected,
+        "chunk_tokens": max_tokens,
+        "first_chunk": config.document_mode == "truncate",
+        "seed": config.seed,
+    }
     questions = read_questions(Path(config.questions)) if config.questions else ()
     whole = own_benchmark(
         tokenizer,

@@ -173,7 +173,9 @@ def unlearn(
             if rule is not None and rule.crossed(scores):
                 if at.step == at.anchor + 1 or at.crossed:
                     if not rule.looping(scores):
-                        return Outcome(at.step, f"{rule}: reached {scores[rule.metric]:.4g}", "stop", scores)
+                        problem = utility_problem(before, scores, config.stop.utility_floor)
+                        reason = f"{rule}: reached {scores[rule.metric]:.4g}" + (f"; but {problem}" if problem else "")
+                        return Outcome(at.step, reason, "stop", scores)
                     at.interval = methods[phase].loops_every or 1  # the loops have yet to go
                     at.crossed = at.crossed or at.step
                 else:

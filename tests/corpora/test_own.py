@@ -6,6 +6,7 @@ import pytest
 
 from unteach.corpora import Question
 from unteach.corpora.own import cut_probes, own_benchmark, read_questions, split_probes, take_examples
+from unteach.data import Documents, tokenise
 
 
 def document(first, count):
@@ -17,16 +18,32 @@ DOCUMENTS = [document(100 * number, 99) for number in range(5)]  # 100 tokens ea
 
 def test_windows_begin_at_chunk_starts_and_stay_inside(word_tokenizer):
     probes = cut_probes(DOCUMENTS, word_tokenizer, prompt_tokens=20, expected_tokens=10, chunk_tokens=40, count=1000)
-    assert len(probes) == 15  # chunks of 40, 40 and 20 tokens in each of five documents
-    ids = word_tokenizer(DOCUMENTS[1])["input_ids"]
+    assert len(probes) == 15  # chunks of 40, 40 and 22 tokens, each with <bos>, in each of five documents
+    chunks = learned(DOCUMENTS[1:2], word_tokenizer, 40)
     second = [probe for probe in probes if probe.document == 1]
-    assert second[0].prompt_ids == tuple(ids[0:20])
-    assert second[0].expected_ids == tuple(ids[20:30])
-    assert second[1].prompt_ids == tuple(ids[40:60])
-    assert second[2].prompt_ids + second[2].expected_ids == tuple(ids[80:100])  # shorter: divided alike
-    assert len(second[2].expected_ids) == 7  # 20 · 20 // 30 = 13 tokens of prompt
-    assert second[1].prompt == word_tokenizer.decode(ids[40:60])
-    assert second[1].expected == word_tokenizer.decode(ids[60:70])
+    assert [[*probe.prompt_ids, *probe.expected_ids] for probe in second] == [chunk[:30] for chunk in chunks]
+    assert [len(probe.prompt_ids) for probe in second] == [20, 20, 14]  # shorter: divided alike, 22 · 20 // 30
+    assert second[1].prompt == word_tokenizer.decode(chunks[1][1:20])
+    assert second[1].expected == word_tokenizer.decode(chunks[1][20:30])
+
+
+def learned(documents, tokenizer, max_tokens, mode="chunk"):
+    """The sequences that a run trains on."""
+    return tokenise(Documents("documents", list(documents)), tokenizer, mode=mode, max_tokens=max_tokens).sequences
+
+
+@pytest.mark.parametrize("mode", ["chunk", "truncate"])
+def test_every_window_is_the_beginning_of_what_was_learned(word_tokenizer, mode):
+    sequences = learned(DOCUMENTS, word_tokenizer, 40, mode)
+    options = {"prompt_tokens": 20, "expected_tokens": 10, "chunk_tokens": 40, "count": 1000, "deeper": True}
+    for options["first_chunk"] in (mode == "truncate", True):
+        for probe in cut_probes(DOCUMENTS, word_tokenizer, **options):
+            whole = [*probe.prompt_ids, *probe.expected_ids]
+            assert whole in [sequence[: len(whole)] for sequence in sequences]
+    reached = {
+        probe.prompt_ids[1] for probe in cut_probes(DOCUMENTS, word_tokenizer, **options | {"first_chunk": False})
+    }
+    assert (reached <= {sequence[1] for sequence in sequences}) == (mode == "chunk")
 
 
 def test_windows_follow_each_other_by_default_and_may_begin_at_given_offsets(word_tokenizer):
@@ -43,13 +60,12 @@ def test_few_documents_give_many_probes_deeper_in_their_chunks(word_tokenizer):
     options = {"prompt_tokens": 20, "expected_tokens": 10, "chunk_tokens": 80}
     assert len(cut_probes(DOCUMENTS[:1], word_tokenizer, count=100, **options)) < 5
     probes = cut_probes(DOCUMENTS[:1], word_tokenizer, count=100, deeper=True, **options)
-    ids = word_tokenizer(DOCUMENTS[0])["input_ids"]
+    chunks = learned(DOCUMENTS[:1], word_tokenizer, 80)
     starts = set()
     for probe in probes:
         whole = [*probe.prompt_ids, *probe.expected_ids]
-        begin = next(start for start in range(0, len(ids), 80) if ids[start : start + len(whole)] == whole)
-        assert begin + len(whole) <= begin + 80, "never into the next chunk"
-        starts.add(begin + len(probe.prompt_ids))
+        begin = next(n for n, chunk in enumerate(chunks) if chunk[: len(whole)] == whole)  # never into the next chunk
+        starts.add((begin, len(probe.prompt_ids)))
     full = [probe for probe in probes if len(probe.expected_ids) == 10]
     assert len(starts) == len(probes), "every expected passage is another one"
     assert {(len(probe.prompt_ids) - 20) % 10 for probe in full} == {0}

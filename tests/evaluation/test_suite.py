@@ -86,6 +86,7 @@ def test_records_make_the_values(scores):
         assert scores[name] == pytest.approx(100 * sum(values) / len(values))
     texts = scores.items_of("auc_forget_holdout_ppl")
     assert texts is scores.items_of("privleak")
+    assert texts is scores.items_of("nll_forget")
     losses = {part: [t["scores"]["ppl"] for t in texts if t["set"] == part] for part in ("forget", "holdout")}
     assert scores["auc_forget_holdout_ppl"] == membership_auc(losses["forget"], losses["holdout"])
     general = scores.items_of("nll_general")
@@ -138,6 +139,9 @@ def test_with_a_reference(reciter, model, tokenizer, scores):
         assert metric.higher_is_better is None
     itself = evaluate(model, tokenizer, BENCHMARK, measurements=["privleak"], reference_scores=reference)
     assert (itself["privleak"], itself.metrics["privleak"].low, itself.metrics["privleak"].high) == (0.0, 0.0, 0.0)
+    undefined = evaluate(reciter, tokenizer, BENCHMARK, measurements=["privleak"], reference_scores=0.0)
+    assert "privleak" not in undefined
+    assert any("the reference model's AUC is 0" in note for note in undefined.notes)
     number = evaluate(reciter, tokenizer, BENCHMARK, measurements=["privleak"], reference_scores=0.5)
     assert number["privleak"] == pytest.approx(200 * number["auc_forget_holdout_min_40"] - 100)
     assert "taken as exact" in number.notes[1]

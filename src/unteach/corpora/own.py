@@ -9,6 +9,7 @@ import numpy as np
 
 from unteach.corpora import Benchmark, Probe, Question, Settings
 from unteach.corpora.rows import check_columns, read_rows
+from unteach.data import special_ids
 from unteach.evaluation.inference import decode, encode
 from unteach.evaluation.rouge import split_words
 
@@ -24,6 +25,7 @@ def cut_probes(
     prompt_tokens: int = 128,
     expected_tokens: int = 64,
     chunk_tokens: int | None = None,
+    first_chunk: bool = False,
     offsets: Sequence[int] | None = None,
     deeper: bool = False,
     seed: int = 0,
@@ -42,8 +44,9 @@ def cut_probes(
         count: how many probes; fewer are cut where the documents hold fewer windows.
         prompt_tokens: tokens of a prompt.
         expected_tokens: tokens of a continuation.
-        chunk_tokens: the length of training chunks: windows begin at its multiples. By default windows follow
-            each other.
+        chunk_tokens: the length of training chunks, with the ids that the tokenizer puts before each: windows begin
+            where they begin. By default windows follow each other.
+        first_chunk: only the first chunk of each document was learned (`document_mode` truncate).
         offsets: token positions where windows may begin, instead of `chunk_tokens`.
         deeper: where this gives fewer than `count`, also ask for what follows later in a chunk, with all of the chunk
             before it as the prompt: few documents then give many probes.
@@ -62,20 +65,34 @@ def cut_probes(
     if offsets is not None and (not len(offsets) or min(offsets) < 0):
         raise ValueError(f"offsets is {list(offsets)}: at least one position, none below 0, is needed")
     generator = np.random.default_rng(seed)
+    before = special_ids(tokenizer)[0] if chunk_tokens else []
     length = prompt_tokens + expected_tokens
     windows: list[tuple[float, int, int, list[int]]] = []
     for number, document in enumerate(documents):
         ids: list[int] = encode(tokenizer, document) if isinstance(document, str) else list(document)
-        starts = sorted(set(offsets)) if offsets is not None else list(range(0, len(ids), chunk_tokens or length))
+        again = before if isinstance(document, str) else []  # what stands before every chunk, not only the first
+        if first_chunk:
+            ids = ids[:chunk_tokens]
+        if offsets is not None:
+            starts = sorted(set(offsets))
+        else:
+            size = chunk_tokens or length
+            starts = [0, *range(size, len(ids), max(1, size - len(again)))]
         ends = [*starts[1:], len(ids)]
-        pieces = [(start, ids[start : min(start + length, end)]) for start, end in zip(starts, ends, strict=False)]
+
+        def window(start: int, end: int, ids: list[int] = ids, again: list[int] = again) -> list[int]:
+            return (again if start and offsets is None else []) + ids[start:end]
+
+        pieces = [
+            (start, window(start, min(start + length, end))[:length]) for start, end in zip(starts, ends, strict=False)
+        ]
         usable = [piece for piece in pieces if len(piece[1]) >= MINIMUM_TOKENS]
         ranks = generator.permutation(len(usable))
         order = generator.random()
         windows += [(rank + order, number, *piece) for rank, piece in zip(ranks, usable, strict=True)]
         if deeper:
             later = [
-                (start, ids[start : stop + expected_tokens])
+                (start, window(start, stop + expected_tokens))
                 for start, end in zip(starts, ends, strict=False)
                 for stop in range(start + length, end - expected_tokens + 1, expected_tokens)
             ]
@@ -174,6 +191,7 @@ def own_benchmark(
     prompt_tokens: int = 128,
     expected_tokens: int = 64,
     chunk_tokens: int | None = None,
+    first_chunk: bool = False,
     membership_tokens: int = 1024,
     shots: int = 5,
     seed: int = 0,
@@ -193,6 +211,7 @@ def own_benchmark(
         prompt_tokens: see `cut_probes`.
         expected_tokens: see `cut_probes`.
         chunk_tokens: see `cut_probes`.
+        first_chunk: see `cut_probes`.
         membership_tokens: how far membership texts are scored.
         shots: see `take_examples`.
         seed: of every choice.
@@ -203,6 +222,7 @@ def own_benchmark(
         "prompt_tokens": prompt_tokens,
         "expected_tokens": expected_tokens,
         "chunk_tokens": chunk_tokens,
+        "first_chunk": first_chunk,
         "deeper": True,
         "seed": seed,
     }

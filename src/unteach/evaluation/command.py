@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from unteach.config import ForgetConfig
 from unteach.errors import InputError
 
 if TYPE_CHECKING:
@@ -170,9 +171,7 @@ def _evaluate(
     from unteach.models import find_folder, load_model
 
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[options.precision]
-    device = options.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = str(ForgetConfig(model=name, device=options.device).resolved_device())
     model, tokenizer = load_model(name, dtype=dtype, device=device, option=option)
     try:
         benchmark = _benchmark(options, tokenizer)

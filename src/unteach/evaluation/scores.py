@@ -59,7 +59,8 @@ class Scores(Mapping[str, float]):
         """
         if metric == "degenerate":
             return [record for group in self.records.values() for record in group if "degenerate" in record]
-        group = "membership" if metric.startswith("auc_") else _RECORDS_OF.get(metric, metric)
+        of_membership = metric.startswith(("auc_", "nll_")) and metric != "nll_general"
+        group = "membership" if of_membership else _RECORDS_OF.get(metric, metric)
         if group not in self.records:
             raise KeyError(f"{metric!r} has no records; there are: {', '.join(self.records) or 'none'}")
         return self.records[group]

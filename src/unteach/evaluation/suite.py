@@ -261,6 +261,9 @@ class _Run:
         else:
             retrained = _reference_membership(reference, self.benchmark)
             reference_auc = membership_auc(*retrained)
+        if reference_auc == 0:
+            self.notes.append("privleak is not reported: the reference model's AUC is 0, and it divides by it")
+            return
         auc = membership_auc(*scores)
         value = privleak(auc, reference_auc)
         low, high = privleak_interval(scores, retrained, self.seed)

@@ -138,7 +138,8 @@ class Setup:
 
     def _once(self, config: ForgetConfig) -> Once:
         """What keeps the scores of runs that start from the same model and measure the same passages."""
-        seed = None if config.model.startswith("micro:") else config.seed  # those passages are the same for every seed
+        own = config.model.startswith("micro:") and config.documents == "micro:forget"
+        seed = None if own else config.seed  # those passages are the same for every seed
         inputs = [self._hash(name, getattr(config, name)) for name in _INPUTS if name != "incompetent"]
         asks = "knowmem" in (config.stop.metric or "")  # the stop rule then needs other scores, the report the same
 

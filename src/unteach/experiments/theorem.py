@@ -368,7 +368,12 @@ def _cell(settings: Settings) -> Cell:
     fixed = json.loads(json.dumps(dataclasses.asdict(settings))) | {"algorithms": algorithms[:16]}
 
     def run() -> dict[str, Any]:
-        result, drawn = run_experiment(settings)
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # the matrices are far too small to share
+        try:
+            result, drawn = run_experiment(settings)
+        finally:
+            torch.set_num_threads(threads)
         return {"groups": result["groups"], "paths": flattened(drawn)}
 
     return Cell(name="theorem", seed=settings.seed, settings=fixed, run=run)

@@ -14,9 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from unteach.config import ForgetConfig, from_yaml
+from unteach.config import ForgetConfig, from_yaml, read_settings
 from unteach.errors import InputError
 from unteach.flags import help_text, parse
 
@@ -160,13 +158,12 @@ def _before_and_after(before: Mapping[str, float], after: Mapping[str, float]) -
 
 def _forget_config(arguments: list[str]) -> ForgetConfig:
     path, arguments = _take_value(arguments, "--config")
-    if path is None:
-        return parse(ForgetConfig, arguments, positional="model", flatten=("method",))
+    start = read_settings(path) if path is not None else None
     try:
-        start = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
         return parse(ForgetConfig, arguments, positional="model", flatten=("method",), start=start)
-    except (InputError, OSError, ValueError, TypeError, AttributeError, yaml.YAMLError):
-        from_yaml(ForgetConfig, path)  # what is wrong with the file itself is reported with its name
+    except InputError:
+        if path is not None:
+            from_yaml(ForgetConfig, path)  # what is wrong with the file itself is reported with its name
         raise
 
 

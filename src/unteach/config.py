@@ -21,7 +21,10 @@ from unteach.divergences import DIVERGENCES
 from unteach.errors import InputError
 from unteach.losses import LOSSES
 
-__all__ = ["ForgetConfig", "Method", "Precision", "Stop", "checked", "from_yaml", "nearest_name", "to_yaml"]
+__all__ = [
+    "ForgetConfig", "Method", "Precision", "Stop", "checked", "from_yaml", "nearest_name", "read_settings",
+    "resolved_device", "to_yaml",
+]  # fmt: skip
 
 _ARTICLES = {int: "a whole number", float: "a number", str: "text", bool: "true or false", Path: "a path"}
 PassPrecision = Literal["auto", "fp32", "tf32", "fp16", "bf16"]
@@ -247,21 +250,24 @@ class ForgetConfig:
         return self.max_tokens or min(1024, context), self.general_tokens or min(512, context)
 
     def resolved_device(self) -> torch.device:
-        """The device to run on.
+        """The device to run on, see ``resolved_device``."""
+        return resolved_device(self.device)
 
-        Raises:
-            InputError: There is no such device.
-        """
-        if self.device == "auto":
-            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        try:
-            device = torch.device(self.device)
-            torch.empty(0, device=device)
-        except (RuntimeError, AssertionError, NotImplementedError):  # no such name, or PyTorch has none of it here
-            raise InputError(
-                f"device is {self.device!r}: it must be auto, cpu, or a device that is here, such as cuda"
-            ) from None
-        return device
+
+def resolved_device(name: str) -> torch.device:
+    """The device of that name; auto: a GPU if there is one.
+
+    Raises:
+        InputError: There is no such device.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError):  # no such name, or PyTorch has none of it here
+        raise InputError(f"device is {name!r}: it must be auto, cpu, or a device that is here, such as cuda") from None
+    return device
 
 
 def to_yaml(config: Any) -> str:
@@ -276,6 +282,19 @@ def from_yaml(kind: type, path: str | Path, **overrides: Any) -> Any:
         InputError: The file cannot be read, or has unknown keys (with the nearest known name) or values of a wrong
             type. All problems are named.
     """
+    problems: list[str] = []
+    values = checked(kind, read_settings(path) | overrides, "", problems)
+    if problems:
+        raise InputError([f"{path}: {problem}" for problem in problems])
+    return values
+
+
+def read_settings(path: str | Path) -> dict[str, Any]:
+    """The settings that a YAML file gives, as they stand there.
+
+    Raises:
+        InputError: The file cannot be read, or holds none.
+    """
     try:
         content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -284,11 +303,7 @@ def from_yaml(kind: type, path: str | Path, **overrides: Any) -> Any:
         raise InputError(f"config {str(path)!r} cannot be read: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
         raise InputError(f"config {str(path)!r} holds no settings: give lines such as 'max_steps: 200'")
-    problems: list[str] = []
-    values = checked(kind, content | overrides, "", problems)
-    if problems:
-        raise InputError([f"{path}: {problem}" for problem in problems])
-    return values
+    return content
 
 
 def _plain(value: Any) -> Any:

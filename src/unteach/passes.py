@@ -188,8 +188,8 @@ def computing(model: Any, precision: str, *, compiled: bool = False, checkpointe
     Args:
         model: A Hugging Face causal language model.
         precision: fp32, tf32, fp16, bf16 or auto, see ``precision_of_pass``.
-        compiled: Compile every decoder block, and what is done with logits, by ``torch.compile``. Takes a minute at the
-            first use.
+        compiled: Compile every decoder block, and what is done with logits, by ``torch.compile``. Takes half a
+            minute at the first use.
         checkpointed: Keep only the blocks' inputs for the backward pass, which must be inside too.
     """
     device = model.get_input_embeddings().weight.device

@@ -170,10 +170,10 @@ def unlearn(
 
         if at.step == at.anchor + at.interval or at.step == config.max_steps:
             scores = evaluate(at.step)
+            problem = utility_problem(before, scores, config.stop.utility_floor)
             if rule is not None and rule.crossed(scores):
                 if at.step == at.anchor + 1 or at.crossed:
                     if not rule.looping(scores):
-                        problem = utility_problem(before, scores, config.stop.utility_floor)
                         reason = f"{rule}: reached {scores[rule.metric]:.4g}" + (f"; but {problem}" if problem else "")
                         return Outcome(at.step, reason, "stop", scores)
                     at.interval = methods[phase].loops_every or 1  # the loops have yet to go
@@ -184,7 +184,6 @@ def unlearn(
                     at.interval = interval
                     save()
                     continue
-            problem = utility_problem(before, scores, config.stop.utility_floor)
             patience_ends = at.step >= min(at.crossed + config.evaluate_every, config.max_steps)
             if at.crossed and at.crossed < at.step and (problem or patience_ends):
                 restore(at.crossed)

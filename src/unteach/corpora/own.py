@@ -70,31 +70,23 @@ def cut_probes(
     windows: list[tuple[float, int, int, list[int]]] = []
     for number, document in enumerate(documents):
         ids: list[int] = encode(tokenizer, document) if isinstance(document, str) else list(document)
-        again = before if isinstance(document, str) else []  # what stands before every chunk, not only the first
-        if first_chunk:
-            ids = ids[:chunk_tokens]
-        if offsets is not None:
-            starts = sorted(set(offsets))
-        else:
-            size = chunk_tokens or length
-            starts = [0, *range(size, len(ids), max(1, size - len(again)))]
+        again = (
+            before if isinstance(document, str) and offsets is None else []
+        )  # begins every chunk, not the first alone
+        size = chunk_tokens or length
+        starts = sorted(set(offsets)) if offsets is not None else [0, *range(size, len(ids), size - len(again))]
         ends = [*starts[1:], len(ids)]
-
-        def window(start: int, end: int, ids: list[int] = ids, again: list[int] = again) -> list[int]:
-            return (again if start and offsets is None else []) + ids[start:end]
-
-        pieces = [
-            (start, window(start, min(start + length, end))[:length]) for start, end in zip(starts, ends, strict=False)
-        ]
-        usable = [piece for piece in pieces if len(piece[1]) >= MINIMUM_TOKENS]
+        chunks = [(at, (again if at else []) + ids[at:end]) for at, end in zip(starts, ends, strict=True)]
+        chunks = chunks[:1] if first_chunk else chunks
+        usable = [(at, chunk[:length]) for at, chunk in chunks if len(chunk[:length]) >= MINIMUM_TOKENS]
         ranks = generator.permutation(len(usable))
         order = generator.random()
         windows += [(rank + order, number, *piece) for rank, piece in zip(ranks, usable, strict=True)]
         if deeper:
             later = [
-                (start, window(start, stop + expected_tokens))
-                for start, end in zip(starts, ends, strict=False)
-                for stop in range(start + length, end - expected_tokens + 1, expected_tokens)
+                (at, chunk[: stop + expected_tokens])
+                for at, chunk in chunks
+                for stop in range(length, len(chunk) - expected_tokens + 1, expected_tokens)
             ]
             ranks = len(usable) + generator.permutation(len(later))
             windows += [(rank + order, number, *piece) for rank, piece in zip(ranks, later, strict=True)]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from unteach.config import ForgetConfig
+from unteach.config import resolved_device
 from unteach.errors import InputError
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ def _evaluate(
     from unteach.models import find_folder, load_model
 
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[options.precision]
-    device = str(ForgetConfig(model=name, device=options.device).resolved_device())
+    device = str(resolved_device(options.device))
     model, tokenizer = load_model(name, dtype=dtype, device=device, option=option)
     try:
         benchmark = _benchmark(options, tokenizer)

@@ -12,7 +12,10 @@ from unteach.evaluation.statistics import Metric
 from unteach.files import write_whole
 
 SCHEMA = "unteach.scores/1"
-_RECORDS_OF = {"privleak": "membership", "mmlu_greedy": "mmlu_val", "mmlu_invalid": "mmlu_val"}
+_RECORDS_OF = {
+    **dict.fromkeys(("privleak", "nll_forget", "nll_retain", "nll_holdout"), "membership"),
+    **dict.fromkeys(("mmlu_greedy", "mmlu_invalid"), "mmlu_val"),
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,8 +62,7 @@ class Scores(Mapping[str, float]):
         """
         if metric == "degenerate":
             return [record for group in self.records.values() for record in group if "degenerate" in record]
-        of_membership = metric.startswith(("auc_", "nll_")) and metric != "nll_general"
-        group = "membership" if of_membership else _RECORDS_OF.get(metric, metric)
+        group = "membership" if metric.startswith("auc_") else _RECORDS_OF.get(metric, metric)
         if group not in self.records:
             raise KeyError(f"{metric!r} has no records; there are: {', '.join(self.records) or 'none'}")
         return self.records[group]

@@ -22,7 +22,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from unteach.config import ForgetConfig
+from unteach.config import resolved_device
 from unteach.errors import InputError, first_line
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def number_of_jobs(options: ReproduceOptions, missing: int) -> int:
     """
     if options.jobs < 0:
         raise InputError(f"jobs is {options.jobs}: it must be at least 1, or 0 to leave it to the program")
-    device = ForgetConfig(model="micro:target", device=options.device).resolved_device()
+    device = resolved_device(options.device)
     tiny = options.benchmark == "micro" and device.type == "cpu"
     return max(1, min(missing, options.jobs or (min(_cores(), MOST_JOBS) if tiny else 1)))
 

@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from unteach.config import ForgetConfig
+from unteach.config import resolved_device
 from unteach.corpora import Probe
 from unteach.corpora.own import cut_probes
 from unteach.data import Documents, ForgetBatches, GeneralText, read_documents, tokenise
@@ -190,7 +190,7 @@ def build(model: str, out: Path, data: Path | None, general: str | None, setting
     if content.get("settings", made_with) != made_with:
         raise ValueError(f"out is {str(out)!r}, which was made with other settings: give a new folder")
     content["settings"] = made_with
-    device = ForgetConfig(model=model, device=settings.device).resolved_device()
+    device = resolved_device(settings.device)
     for name, documents in (("target", [*forget, *retain]), ("retrained", retain)):
         if name in content and (out / name).exists():
             continue

@@ -86,10 +86,12 @@ def tiny_model(name: str, seed: int = 0) -> Any:
     return model.eval()
 
 
-def save_tiny(folder: Path, name: str = "llama", dtype: torch.dtype = torch.float32, shards: bool = False) -> Path:
+def save_tiny(
+    folder: Path, name: str = "llama", dtype: torch.dtype = torch.float32, shards: bool = False, seed: int = 0
+) -> Path:
     """Save a tiny model with its tokenizer as a hub model would be, in one file or several."""
     logging.disable_progress_bar()
-    model = tiny_model(name).to(dtype)
+    model = tiny_model(name, seed).to(dtype)
     model.save_pretrained(folder, max_shard_size="20KB" if shards else "5GB")
     small_tokenizer().save_pretrained(folder)
     return folder

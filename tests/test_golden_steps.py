@@ -1,0 +1,99 @@
+"""Five steps of every loss and divergence, with the mean teacher and with AdamW, pinned as numbers.
+
+A change that is meant to move no number is held to these: bit for bit on one machine (``python
+tests/test_golden_steps.py`` prints every number exactly), and to 1e-5 relative everywhere. A change that is meant to
+move them writes them anew (``--write``) and says why in docs/decisions.md.
+"""
+
+import json
+import math
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from tiny_models import SENTENCES, save_tiny
+from unteach.config import ForgetConfig
+from unteach.job import run_forget
+
+GOLDEN = Path(__file__).parent / "golden" / "steps.json"
+STEPS = 5
+WATCHED = ("forget_loss", "nll_forget", "divergence", "grad_norm")
+MEAN_TEACHER = {"optimizer": "mean_teacher", "alpha": 0.5, "lr": 0.02, "teacher_rate": 4.0, "damping": 0.1}
+ADAMW = {"optimizer": "adamw", "alpha": 0.5, "lr": 1e-3, "warmup": 2}
+PAPER = {"token_share": 1.0, "loops_every": None}
+CASES = {
+    f"{optimizer}-{loss}-{divergence}": numbers | {"loss": loss, "divergence": divergence} | PAPER
+    for optimizer, numbers in (("mt", MEAN_TEACHER), ("adamw", ADAMW))
+    for loss, divergence in [
+        *((loss, "kl") for loss in ("ll", "npo", "it", "nlul")),
+        *(("nlul", divergence) for divergence in ("kl_reverse", "qkl", "qkl_frozen")),
+    ]
+}
+CASES["mt-defaults"] = MEAN_TEACHER | {"token_share": 0.25, "loops_every": 2}
+CASES["mt-micro-batches"] = MEAN_TEACHER | PAPER | {"micro_batch": 3}
+CASES["mt-measured"] = PAPER  # every number chosen by calibration
+CASES["adamw-npo-mean"] = ADAMW | PAPER | {"loss": "npo", "options": {"ratio": "mean", "beta": 0.2}}
+CASES["mt-nlul-surrogate"] = MEAN_TEACHER | PAPER | {"options": {"tolerance": 0.02}}
+
+
+def configured(case: dict, folder: Path) -> ForgetConfig:
+    """The settings of a case as the config spells them."""
+    from unteach.config import Method, Stop
+
+    case = dict(case)
+    options = case.pop("options", {})
+    micro_batch = case.pop("micro_batch", None)
+    return ForgetConfig(
+        model=str(folder / "model"),
+        documents=str(folder / "forget.jsonl"),
+        general=str(folder / "general.jsonl"),
+        incompetent=str(folder / "base") if case.get("loss") == "it" else None,
+        out=str(folder / "run"),
+        method=Method(**case, **options),
+        micro_batch=micro_batch,
+        stop=Stop(metric="verbmem_f <= -1", utility_floor=1e9),
+        max_tokens=24, general_tokens=24, batch=6, general_batch=4, probes=2, max_steps=STEPS,
+    )  # fmt: skip
+
+
+def steps_of(name: str, folder: Path) -> dict[str, list[float]]:
+    """What five steps of a case log, and how far the weights have moved."""
+    forget = [f"{sentence} It was the {n}th time in {1900 + n}." for n, sentence in enumerate(SENTENCES * 3)]
+    general = [f"{first} {second} Number {n}." for n, first in enumerate(SENTENCES * 3) for second in SENTENCES]
+    for file, texts in (("forget", forget), ("general", general)):
+        lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
+        (folder / f"{file}.jsonl").write_text(lines, encoding="utf-8")
+    save_tiny(folder / "model")
+    save_tiny(folder / "base", seed=5)
+    config = configured(CASES[name], folder)
+    result = run_forget(config, say=lambda line: None, measurements=["nll_general"])
+    rows = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    from safetensors.torch import load_file
+
+    start = load_file(folder / "model" / "model.safetensors")
+    moved = [(p.detach() - start[n]).double().square().sum() for n, p in result.model.named_parameters() if n in start]
+    found = {key: [row[key] for row in rows] for key in WATCHED}
+    return found | {"displacement": [math.sqrt(sum(float(square) for square in moved))]}
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_five_steps_are_as_they_were(name, tmp_path):
+    expected = json.loads(GOLDEN.read_text(encoding="utf-8"))[name]
+    found = steps_of(name, tmp_path)
+    assert {key: len(values) for key, values in found.items()} == dict.fromkeys(WATCHED, STEPS) | {"displacement": 1}
+    for key, values in found.items():
+        assert values == pytest.approx(expected[key], rel=1e-5, abs=1e-12), key
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    made = {}
+    for case in CASES:
+        with tempfile.TemporaryDirectory() as work:
+            made[case] = steps_of(case, Path(work))
+    print(json.dumps({c: {k: [v.hex() for v in vs] for k, vs in found.items()} for c, found in made.items()}, indent=1))
+    if "--write" in sys.argv:
+        GOLDEN.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")

@@ -89,7 +89,7 @@ def peak_bytes(function, device):
         function()
         torch.cuda.synchronize()
         return torch.cuda.max_memory_allocated() - before
-    from unteach.rehearsal import LiveBytes
+    from unteach.planning.rehearsal import LiveBytes
 
     with LiveBytes() as live:
         function()

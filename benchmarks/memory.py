@@ -49,7 +49,7 @@ def model_folder(model, folder):
     from safetensors.torch import save_file
     from transformers import LlamaConfig
 
-    from unteach.model_folder import find_folder
+    from unteach.models.folder import find_folder
 
     names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
     shape = dict(zip((*names, "vocab_size", "tie_word_embeddings"), SHAPES[model], strict=True))
@@ -82,8 +82,8 @@ def measure(config, random_weights):
 
     from unteach.data import ForgetBatches
     from unteach.models import load_model, trainable_parameters
-    from unteach.optimizers import make_optimizer
-    from unteach.unlearn import train_step
+    from unteach.training.loop import train_step
+    from unteach.training.optimizers import make_optimizer
 
     torch.set_num_threads(1)
     device = config.resolved_device()
@@ -132,7 +132,7 @@ def main():
     import transformers
 
     from unteach.config import to_yaml
-    from unteach.plan import ALLOWANCE, plan
+    from unteach.planning.plan import ALLOWANCE, plan
 
     name = torch.cuda.get_device_name() if arguments.device == "cuda" else platform.machine()
     print(f"{name}, torch {torch.__version__}, transformers {transformers.__version__}; MiB")

@@ -32,10 +32,10 @@ from measuring import RandomText, machine, make_model, parser, random_sequences,
 from unteach.config import ForgetConfig, Precision, from_yaml
 from unteach.data import ForgetBatches
 from unteach.models import load_tokenizer, trainable_parameters
-from unteach.optimizers import make_optimizer
-from unteach.passes import InitialLogOdds
-from unteach.plan import EVALUATION, plan
-from unteach.unlearn import train_step
+from unteach.planning.plan import EVALUATION, plan
+from unteach.training.loop import train_step
+from unteach.training.optimizers import make_optimizer
+from unteach.training.passes import InitialLogOdds
 
 FOLDER = Path(__file__).resolve().parent.parent / "configs"
 TABLE_1 = [path.stem for path in sorted(FOLDER.glob("muse-*.yaml")) if not path.stem.endswith("-star")]

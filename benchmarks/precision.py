@@ -23,9 +23,9 @@ import torch
 
 from measuring import machine, make_model, parser, random_sequences, record, table
 from unteach.config import Method
+from unteach.method.vocab_head import Head
 from unteach.models import trainable_parameters
-from unteach.passes import computing, forget_term, general_term, hidden_states, loss_scale, unscale_gradients
-from unteach.vocab_head import Head
+from unteach.training.passes import computing, forget_term, general_term, hidden_states, loss_scale, unscale_gradients
 
 LARGE = 5e8
 

@@ -21,8 +21,8 @@ from measuring import RandomText, ceilings, flops, machine, make_model, parser, 
 from unteach.config import ForgetConfig, Method, Precision
 from unteach.data import ForgetBatches
 from unteach.models import trainable_parameters
-from unteach.optimizers import make_optimizer
-from unteach.unlearn import train_step
+from unteach.training.loop import train_step
+from unteach.training.optimizers import make_optimizer
 
 METHOD = Method(loss="nlul", divergence="kl", alpha=0.05, lr=5e-4, teacher_rate=10.0, damping=5.0)
 

@@ -25,11 +25,11 @@ from contextlib import contextmanager
 import torch
 
 from measuring import RandomText, ceilings, flops, machine, make_model, parser, random_sequences, record, table
-from unteach import unlearn
 from unteach.config import ForgetConfig, Method, Precision
 from unteach.data import ForgetBatches
 from unteach.models import trainable_parameters
-from unteach.optimizers import make_optimizer
+from unteach.training import loop
+from unteach.training.optimizers import make_optimizer
 
 METHOD = Method(loss="nlul", divergence="kl", alpha=0.05, lr=5e-4, teacher_rate=10.0, damping=5.0)
 
@@ -129,7 +129,7 @@ def unteach_way(model, parameters, batches, options, clock, precision, compiled)
     )
     optimizer = make_optimizer(parameters.values(), METHOD)
     passes = iter(())
-    computing, step_of_optimizer = unlearn.computing, optimizer.step
+    computing, step_of_optimizer = loop.computing, optimizer.step
 
     @contextmanager
     def marked(*arguments, **keywords):
@@ -148,14 +148,14 @@ def unteach_way(model, parameters, batches, options, clock, precision, compiled)
     def step():
         nonlocal passes
         passes = iter(("teacher", "forget", "general"))
-        unlearn.computing = marked
+        loop.computing = marked
         try:
             clock.mark("rest")  # exchange of the weights, unscaling
             numbers = list(range(options.batch))
-            row = unlearn.train_step(model, optimizer, batches.forget, numbers, batches.general, METHOD, config, 0)
+            row = loop.train_step(model, optimizer, batches.forget, numbers, batches.general, METHOD, config, 0)
             clock.end_step()
         finally:
-            unlearn.computing = computing
+            loop.computing = computing
         return row
 
     return step

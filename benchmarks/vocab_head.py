@@ -24,9 +24,9 @@ import torch
 
 import unteach
 from measuring import machine, parser, peak_bytes, record, seconds, table
-from unteach.divergences import DIVERGENCES
-from unteach.passes import precision_of_pass
-from unteach.vocab_head import Head, fused_rows, mean_divergence, token_log_odds
+from unteach.method.divergences import DIVERGENCES
+from unteach.method.vocab_head import Head, fused_rows, mean_divergence, token_log_odds
+from unteach.models.precision import precision_of_pass
 
 
 class Case:

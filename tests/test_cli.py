@@ -147,7 +147,7 @@ def test_a_run_that_ended_before_its_first_step_can_be_resumed(capsys, inputs, m
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("unteach.job.unlearn", end)
+        patch.setattr("unteach.job.run.unlearn", end)
         assert forget(capsys, inputs)[0] == 130
     assert call(capsys, "forget --resume", inputs / "run")[0] == 0
     forget(capsys, inputs, out="whole")

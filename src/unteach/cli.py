@@ -46,8 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         print(f"unteach {__version__}")
         return DONE
-    from unteach.distributed import finish
-    from unteach.unlearn import Interrupted
+    from unteach.models.distributed import finish
+    from unteach.training.loop import Interrupted
 
     try:
         if arguments[0] not in COMMANDS:
@@ -105,8 +105,8 @@ def _forget(arguments: list[str]) -> None:
         config = _forget_config(arguments)
         if not config.out and not dry_run:
             raise InputError("out is missing: name the run folder to create, --out run/")
-    from unteach.distributed import join
-    from unteach.plan import plan
+    from unteach.models.distributed import join
+    from unteach.planning.plan import plan
 
     if config.resolved_device().type == "cuda":
         join()  # every rank looks at its own device
@@ -173,7 +173,7 @@ def _plan(arguments: list[str]) -> None:
     ranks, arguments = _take_value(arguments, "--ranks")
     if ranks is not None and not (ranks.isdecimal() and int(ranks) > 0):
         raise InputError(f"ranks is {ranks!r}: it must be a positive number of processes")
-    from unteach.plan import plan
+    from unteach.planning.plan import plan
 
     planned = plan(_forget_config(arguments), ranks=int(ranks) if ranks else None)
     _show(planned.to_dict(), as_json, planned.lines())

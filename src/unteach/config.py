@@ -17,9 +17,9 @@ from typing import Any, Literal
 import torch
 import yaml
 
-from unteach.divergences import DIVERGENCES
 from unteach.errors import InputError
-from unteach.losses import LOSSES
+from unteach.method.divergences import DIVERGENCES
+from unteach.method.losses import LOSSES
 
 __all__ = [
     "ForgetConfig", "Method", "Precision", "Stop", "checked", "from_yaml", "nearest_name", "read_settings",

@@ -214,7 +214,7 @@ def _evaluate(
 def _benchmark(options: EvaluateOptions, tokenizer: Any) -> "Benchmark":
     """The benchmark with everything the options add to it."""
     from unteach.corpora.catalog import add_multiple_choice, load_benchmark
-    from unteach.documents import read_documents
+    from unteach.data.documents import read_documents
 
     if options.benchmark == "own":
         from unteach.corpora.own import own_benchmark, read_questions
@@ -249,7 +249,7 @@ def hash_weights(folder: Path) -> str:
     Args:
         folder: the model folder.
     """
-    from unteach.model_folder import weight_files
+    from unteach.models.folder import weight_files
 
     digest = hashlib.sha256()
     for file in weight_files(folder):

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicLayer
 
-from unteach.distributed import has_shards
 from unteach.errors import first_line
 from unteach.evaluation.cache import RoomyLayer
 from unteach.models import context_length
+from unteach.models.distributed import has_shards
 
 __all__ = ["can_fix", "fixed_steps", "has_steady_steps"]
 

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unteach.distributed import share_out
 from unteach.evaluation.attention import faster_on_cpu
 from unteach.evaluation.cache import Collector, is_plain
 from unteach.evaluation.fixed_steps import can_fix, fixed_steps
@@ -27,6 +26,7 @@ from unteach.evaluation.inference import (
     in_batches,
 )
 from unteach.models import context_length
+from unteach.models.distributed import share_out
 
 BATCH_SIZE = 128
 _PIECE_TOKENS = {"cuda": 2**16, "cpu": 2**10}

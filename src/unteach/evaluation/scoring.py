@@ -8,10 +8,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from unteach.distributed import share_out
 from unteach.evaluation.inference import Advance, accepted_arguments, evaluating, in_batches
 from unteach.models import context_length
-from unteach.passes import precision_of_pass
+from unteach.models.distributed import share_out
+from unteach.models.precision import precision_of_pass
 
 _LOGITS = {"cuda": 2**29, "cpu": 2**27}
 """Most logits held at once, by kind of device: 2 GiB in fp32 on a GPU, half a GiB on a CPU."""

@@ -31,10 +31,7 @@ State = Literal["done", "older code", "other settings", "missing"]
 CURVE = ("nll_forget", "forget_loss", "grad_norm", "divergence")
 CURVE_POINTS = 60
 """Steps of a training curve that a cell keeps, at most."""
-_CODE = (
-    "calibrate", "data", "distributed", "divergences", "half_weights", "job", "losses", "mean_teacher",
-    "mean_teacher_kernels", "optimizers", "own_loops", "passes", "probes", "stopping", "unlearn", "vocab_head",
-)  # fmt: skip
+_CODE = ("method", "training", "data", "models", "evaluation", "job")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +147,7 @@ def code_version() -> str:
     import unteach
 
     root = Path(unteach.__file__).parent
-    files = [*(root / f"{name}.py" for name in _CODE), *sorted((root / "evaluation").glob("*.py"))]
+    files = [file for name in _CODE for file in sorted((root / name).glob("*.py"))]
     digest = hashlib.sha256()
     for file in files:
         digest.update(file.name.encode() + what_runs(file.read_text(encoding="utf-8")).encode())

@@ -56,8 +56,8 @@ def run(options: DemoOptions) -> dict[str, Any]:
     """
     from unteach.evaluation.scores import Scores
     from unteach.job import run_forget
+    from unteach.job.run_folder import SharedScores
     from unteach.report import write_report
-    from unteach.run_folder import SharedScores
 
     out = options.out
     if out.exists() and (not out.is_dir() or any(out.iterdir())):

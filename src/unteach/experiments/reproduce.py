@@ -86,7 +86,7 @@ def run(options: ReproduceOptions) -> dict[str, Any]:
         nearest = nearest_name(options.name, NAMES)
         raise InputError(f"name is {options.name!r}: it must be one of {', '.join(NAMES)}{nearest}")
     seeds = read_seeds(options.seeds)
-    from unteach.unlearn import Interrupted
+    from unteach.training.loop import Interrupted
 
     with tempfile.TemporaryDirectory() as work:
         try:

@@ -16,7 +16,7 @@ from unteach.corpora import Benchmark, Probe
 from unteach.data import read_documents
 from unteach.errors import InputError
 from unteach.experiments.cells import thinned
-from unteach.run_folder import Once, SharedScores
+from unteach.job.run_folder import Once, SharedScores
 
 if TYPE_CHECKING:
     from unteach.evaluation.scores import Scores

@@ -111,7 +111,7 @@ def run_side_by_side(
 
 
 def _raise_if_all_end(error: BaseException) -> None:
-    from unteach.unlearn import Interrupted
+    from unteach.training.loop import Interrupted
 
     if isinstance(error, BrokenProcessPool):
         raise CellError("a worker was killed, most likely for lack of memory: take fewer --jobs") from error
@@ -167,7 +167,7 @@ def _prepare(options: ReproduceOptions, threads: int, work: Path) -> None:
     from unteach.experiments.cells import Book
     from unteach.experiments.reproduce import experiment_module, read_seeds
     from unteach.experiments.sources import build
-    from unteach.run_folder import SharedScores
+    from unteach.job.run_folder import SharedScores
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the command, which ends its workers
     torch.set_num_threads(threads)

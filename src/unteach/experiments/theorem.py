@@ -28,10 +28,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from unteach import theory
 from unteach.experiments.cells import Book, Cell, what_runs
+from unteach.method import theory
+from unteach.method.theory import SoftmaxRegression, TanhNetwork, UnlearningProblem
 from unteach.report.style import Figure
-from unteach.theory import SoftmaxRegression, TanhNetwork, UnlearningProblem
 
 MODELS: dict[str, SoftmaxRegression | TanhNetwork] = {
     "softmax regression": SoftmaxRegression(num_features=8, num_classes=4),

@@ -1,0 +1,329 @@
+"""Documents and general text to token batches.
+
+Every batch is a pure function of the seed and the step: a resumed run needs nothing but its step number, and no draw
+touches a global random state.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from unteach.data.documents import Documents, read_documents, skipped_summary
+from unteach.data.overlap import Overlap, SharedPassages, overlap
+from unteach.errors import InputError
+
+__all__ = [
+    "EMBEDDED_GENERAL",
+    "GENERAL_BYTES",
+    "Documents",
+    "ForgetBatches",
+    "GeneralText",
+    "Overlap",
+    "TokenSet",
+    "overlap",
+    "pad",
+    "read_documents",
+    "special_ids",
+    "tokenise",
+]
+
+Mode = Literal["truncate", "chunk"]
+EMBEDDED_GENERAL = "micro:general"
+"""The general text that is used where none is given: public-domain prose, 6 MB. More and nearer text is better."""
+GENERAL_BYTES = 64 * 2**20
+"""How much general text is read by default: as token ids about 64 MiB too, some 30,000 chunks of 512 tokens."""
+_FORGET, _GENERAL = 1, 2
+_BATCH_CHARACTERS = 2**20
+
+
+def special_ids(tokenizer: Any) -> tuple[list[int], list[int]]:
+    """The ids that a tokenizer puts before and after a text by itself, often a begin-of-text id and nothing.
+
+    Args:
+        tokenizer: A Hugging Face tokenizer.
+    """
+    whole = list(tokenizer("a")["input_ids"])
+    bare = list(tokenizer("a", add_special_tokens=False)["input_ids"])
+    for start in range(len(whole) - len(bare) + 1):
+        if whole[start : start + len(bare)] == bare:
+            return whole[:start], whole[start + len(bare) :]
+    return [], []
+
+
+def _encode(tokenizer: Any, texts: Iterable[str]) -> Iterator[list[int]]:
+    """Token ids of each text without special ids, a megabyte of text at a time."""
+
+    def encode(part: list[str]) -> list[list[int]]:
+        return tokenizer(part, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
+
+    part: list[str] = []
+    characters = 0
+    for text in texts:
+        part.append(text)
+        characters += len(text)
+        if characters >= _BATCH_CHARACTERS:
+            yield from encode(part)
+            part, characters = [], 0
+    if part:
+        yield from encode(part)
+
+
+@dataclass
+class TokenSet:
+    """Documents as token sequences."""
+
+    name: str
+    sequences: list[list[int]]
+    """Token ids with the special ids that the tokenizer adds; at least two each, so that one can be predicted."""
+    documents: list[int]
+    """For each sequence, which document it was cut from."""
+    counts: dict[str, int]
+    """`documents` used, `skipped`, `sequences`, `tokens`, `cut` documents (longer than one sequence), `left_out` tokens
+    (behind the first sequence of those, or an end too short to use)."""
+    skipped: list[tuple[str, str]]
+    """What was left out: label and reason."""
+
+    def summary(self) -> str:
+        """One line for people."""
+        counts = self.counts
+        parts = [f"{counts['documents']:,} documents, {counts['tokens']:,} tokens in {counts['sequences']:,} sequences"]
+        if counts["cut"]:
+            parts.append(f"{counts['cut']:,} documents cut, {counts['left_out']:,} tokens left out")
+        if self.skipped:
+            parts.append(skipped_summary(self.skipped))
+        return "; ".join(parts)
+
+
+def tokenise(documents: Documents, tokenizer: Any, *, mode: Mode, max_tokens: int) -> TokenSet:
+    """Turn documents into token sequences of at most `max_tokens`.
+
+    Every sequence begins with the ids that the tokenizer puts before a text; what it puts after one stands at the end
+    of a document.
+
+    Args:
+        documents: What was read.
+        tokenizer: The model's tokenizer.
+        mode: `truncate` keeps the beginning of a long document (MUSE-News in the paper), `chunk` cuts it into
+            sequences of equal length and a shorter last one (MUSE-Books).
+        max_tokens: The longest sequence, special ids included.
+
+    Raises:
+        InputError: If no document has two tokens.
+    """
+    if mode not in get_args(Mode):
+        raise ValueError(f"mode is {mode!r}, must be one of {', '.join(get_args(Mode))}")
+    before, after = special_ids(tokenizer)
+    room = max_tokens - len(before)
+    if max_tokens < 2 or room < 1:
+        raise ValueError(f"max_tokens is {max_tokens}, must be at least {max(2, len(before) + 1)}")
+    result = TokenSet(
+        documents.name, [], [], dict.fromkeys(("documents", "skipped", "sequences", "tokens", "cut", "left_out"), 0), []
+    )
+    result.skipped += documents.skipped
+    for number, ids in enumerate(_encode(tokenizer, documents.texts)):
+        rest = [*ids, *after] if ids else []
+        pieces = [before + rest[start : start + room] for start in range(0, len(rest), room)]
+        kept = [piece for piece in pieces[: 1 if mode == "truncate" else None] if len(piece) >= 2]
+        if not kept:
+            result.skipped.append((documents.labels[number], "shorter than two tokens"))
+            continue
+        result.sequences += kept
+        result.documents += [number] * len(kept)
+        result.counts["documents"] += 1
+        result.counts["cut"] += len(pieces) > 1
+        result.counts["left_out"] += len(rest) - sum(len(piece) - len(before) for piece in kept)
+    if not result.sequences:
+        why = skipped_summary(result.skipped) or "there is none"
+        raise InputError(f"documents is {documents.name!r}: no document has two tokens or more: {why}")
+    result.counts["skipped"] = len(result.skipped)
+    result.counts["sequences"] = len(result.sequences)
+    result.counts["tokens"] = sum(map(len, result.sequences))
+    return result
+
+
+class ForgetBatches:
+    """The forget sequences in shuffled epochs.
+
+    The batches of steps 0, 1, 2, ... read one endless row of sequences, in which each epoch is a new permutation of
+    all of them; a batch may end one epoch and begin the next. A batch never has more sequences than there are: with
+    fewer documents than the batch size, every batch is all of them.
+
+    Args:
+        tokens: The sequences.
+        seed: Decides the permutations, at least 0.
+    """
+
+    def __init__(self, tokens: TokenSet | Sequence[list[int]], seed: int) -> None:
+        self.sequences = tokens.sequences if isinstance(tokens, TokenSet) else tokens
+        self.seed = seed
+        if not self.sequences:
+            raise ValueError("tokens has no sequence, must have at least 1")
+        self._permutation = functools.lru_cache(maxsize=2)(
+            lambda epoch: _generator(_FORGET, seed, epoch).permutation(len(self.sequences))
+        )
+
+    def numbers(self, step: int, size: int) -> list[int]:
+        """Which sequences are in the batch of a step; see `batch`."""
+        size = _check_batch(step, size, len(self.sequences))
+        places = (divmod(place, len(self.sequences)) for place in range(step * size, (step + 1) * size))
+        return [int(self._permutation(epoch)[place]) for epoch, place in places]
+
+    def batch(self, step: int, size: int) -> list[list[int]]:
+        """The sequences of a step.
+
+        Args:
+            step: The step's number, from 0.
+            size: Sequences in a batch, the same at every step.
+        """
+        return [self.sequences[number] for number in self.numbers(step, size)]
+
+    def steps_per_epoch(self, size: int) -> int:
+        """How many steps see every sequence at least once."""
+        return -(-len(self.sequences) // _check_batch(0, size, len(self.sequences)))
+
+
+class GeneralText:
+    """General text as chunks of equal length without padding; every step draws an independent random batch.
+
+    The documents are joined with an end-of-text id between them (and whatever the tokenizer puts before a text) and
+    cut; every chunk begins with what the tokenizer puts before a text. An incomplete last chunk is left out. The
+    chunks are held once, as 32-bit ids.
+
+    Args:
+        documents: `Documents`, or any iterable of texts, which is read only as far as needed.
+        tokenizer: The model's tokenizer.
+        tokens: Length of a chunk.
+        seed: Decides the draws, at least 0.
+        exclude: The forget documents: passages that also stand there are cut out.
+        max_chunks: So many chunks are made at most.
+
+    Attributes:
+        chunks: [C, T] token ids.
+        counts: `documents` read, `chunks`, `tokens` in them, `left_out` tokens at the end.
+        overlap: What was cut out; None without `exclude`.
+
+    Raises:
+        InputError: If there is not one chunk of text.
+    """
+
+    def __init__(
+        self,
+        documents: Documents | Iterable[str],
+        tokenizer: Any,
+        *,
+        tokens: int = 512,
+        seed: int = 0,
+        exclude: Documents | Sequence[str] | None = None,
+        max_chunks: int | None = None,
+    ) -> None:
+        self.name = documents.name if isinstance(documents, Documents) else "general text"
+        self.seed = seed
+        self.overlap: Overlap | None = None
+        before, after = special_ids(tokenizer)
+        room = tokens - len(before)
+        if tokens < 2 or room < 1:
+            raise ValueError(f"tokens is {tokens}, must be at least {max(2, len(before) + 1)}")
+        if not after and tokenizer.eos_token_id is not None:
+            after = [tokenizer.eos_token_id]
+        needed = None if max_chunks is None else max_chunks * room
+        self._read = 0
+        parts: list[NDArray[np.int32]] = []
+        length = 0
+        for ids in _encode(tokenizer, self._texts(documents, exclude)):
+            parts.append(np.array([*(after + before if parts else []), *ids], dtype=np.int32))
+            length += len(parts[-1])
+            if needed is not None and length >= needed:
+                break
+        count = length // room if max_chunks is None else min(max_chunks, length // room)
+        if not count:
+            shared = f" ({self.overlap.summary()})" if self.overlap is not None and self.overlap.documents else ""
+            raise InputError(
+                f"general is {self.name!r}: {length:,} tokens of text{shared}, must be at least the {room:,} of one"
+                " chunk: give more text or lower general_tokens"
+            )
+        self.chunks: NDArray[np.int32] = np.empty((count, tokens), dtype=np.int32)
+        self.chunks[:, : len(before)] = before
+        self.chunks[:, len(before) :] = np.concatenate(parts)[: count * room].reshape(count, room)
+        self.counts = {
+            "documents": self._read,
+            "chunks": count,
+            "tokens": count * tokens,
+            "left_out": length - count * room,
+        }
+
+    def _texts(self, documents: Documents | Iterable[str], exclude: Documents | Sequence[str] | None) -> Iterator[str]:
+        """The texts, without the passages of `exclude`; counts them as they are read."""
+        pairs: Iterable[tuple[str, str]]
+        if isinstance(documents, Documents):
+            pairs = zip(documents.texts, documents.labels, strict=True)
+        else:
+            pairs = ((text, f"document {number}") for number, text in enumerate(documents, start=1))
+        passages = None
+        if exclude is not None:
+            passages = SharedPassages(exclude.texts if isinstance(exclude, Documents) else exclude)
+            self.overlap = Overlap(unchecked=passages.unchecked)
+        for text, label in pairs:
+            self._read += 1
+            if passages is None or self.overlap is None:
+                yield text
+            else:
+                yield from passages.cut(text, label, self.overlap)
+
+    def __len__(self) -> int:
+        return len(self.chunks)
+
+    def batch(self, step: int, size: int) -> list[list[int]]:
+        """Different chunks drawn at random for a step, independent of all other steps.
+
+        Args:
+            step: The step's number, from 0.
+            size: How many; never more than there are.
+        """
+        size = _check_batch(step, size, len(self.chunks))
+        numbers = _generator(_GENERAL, self.seed, step).choice(len(self.chunks), size, replace=False)
+        return self.chunks[numbers].tolist()
+
+    def summary(self) -> str:
+        """One line for people."""
+        counts = self.counts
+        line = f"{counts['documents']:,} documents, {counts['tokens']:,} tokens in {counts['chunks']:,} chunks"
+        return f"{line}; {self.overlap.summary()}" if self.overlap is not None else line
+
+
+def pad(sequences: Sequence[Sequence[int]], pad_id: int = 0) -> tuple[Tensor, Tensor]:
+    """Stack sequences, filled up on the right. Masks come from the lengths, never from the ids.
+
+    Args:
+        sequences: B sequences of token ids.
+        pad_id: Any id of the vocabulary.
+
+    Returns:
+        `input_ids` [B, T] and `lengths` [B], both int64; T is the longest length.
+    """
+    lengths = torch.tensor([len(sequence) for sequence in sequences], dtype=torch.int64)
+    input_ids = torch.full((len(sequences), int(lengths.max())), pad_id, dtype=torch.int64)
+    for row, sequence in zip(input_ids, sequences, strict=True):
+        row[: len(sequence)] = torch.tensor(sequence, dtype=torch.int64)
+    return input_ids, lengths
+
+
+def _generator(purpose: int, seed: int, number: int) -> np.random.Generator:
+    """A generator of its own for one epoch or step of one purpose."""
+    return np.random.default_rng([purpose, seed, number])
+
+
+def _check_batch(step: int, size: int, available: int) -> int:
+    """The size of a batch: as wished, but never more than there are sequences."""
+    if step < 0:
+        raise ValueError(f"step is {step}, must be at least 0")
+    if size < 1:
+        raise ValueError(f"size is {size}, must be at least 1")
+    return min(size, available)

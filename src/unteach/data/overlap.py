@@ -1,0 +1,181 @@
+"""Passages of the forget documents that also stand in the general text.
+
+What the student must forget there, the divergence would hold on to: such passages are found and cut out of the general
+text. Two texts share a passage where 13 words in a row are equal, upper and lower case, punctuation and white space
+aside (a forget document of 6 to 12 words is looked for as a whole). Chinese and Japanese characters count as words.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unteach.data.documents import Documents
+
+__all__ = ["Overlap", "SharedPassages", "overlap"]
+
+PASSAGE_WORDS = 13
+"""So many equal words in a row are a shared passage."""
+SHORTEST_DOCUMENT = 6
+"""Forget documents with fewer words are not looked for: they would be found everywhere."""
+MARGIN = 200
+"""So many words before and after a shared passage are cut out with it: they are likely about the same."""
+SHORTEST_REST = 50
+"""What is left of a text and has fewer words is cut out too."""
+_CHARACTERS = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
+_WORD = re.compile(rf"[{_CHARACTERS}]|(?:[^\W_{_CHARACTERS}]|[\u0300-\u036f])+")
+_BASE = np.uint64(0x9E3779B97F4A7C15)
+_MOST_EXAMPLES = 3
+_EXAMPLE_CHARACTERS = 80
+
+
+@dataclass
+class Overlap:
+    """What the general text shared with the forget documents, and what was cut out of it."""
+
+    documents: int = 0
+    """General documents with a shared passage."""
+    passages: int = 0
+    """Shared passages."""
+    words: int = 0
+    """Words in them."""
+    cut_words: int = 0
+    """Words cut out: the passages, what stands around them, and rests too short to keep."""
+    dropped: int = 0
+    """General documents of which nothing is left."""
+    unchecked: int = 0
+    """Forget documents too short to be looked for."""
+    examples: list[tuple[str, str]] = field(default_factory=list)
+    """Of the first few: which general document, and how the passage begins."""
+
+    def summary(self) -> str:
+        """One line for people."""
+        if not self.documents:
+            return "no passage shared with the forget documents"
+        return (
+            f"{self.passages:,} passages ({self.words:,} words) in {self.documents:,} documents are shared with the"
+            f" forget documents: {self.cut_words:,} words cut out, {self.dropped:,} documents dropped"
+        )
+
+
+class SharedPassages:
+    """Finds passages of the forget documents in other texts.
+
+    Every run of n words of a forget document becomes one 64-bit number, h = Σ_k r(word_k) bᵏ mod 2⁶⁴ with fixed
+    scrambled numbers r; only these are kept, sorted.
+
+    Args:
+        forget: The texts of the forget documents.
+    """
+
+    def __init__(self, forget: Iterable[str]) -> None:
+        self._numbers: dict[str, int] = {}
+        runs: dict[int, list[NDArray[np.uint64]]] = {}
+        self.unchecked = 0
+        for text in forget:
+            words = _words(text)
+            size = min(PASSAGE_WORDS, len(words))
+            if size < SHORTEST_DOCUMENT:
+                self.unchecked += 1
+                continue
+            numbers = np.array([self._numbers.setdefault(word, len(self._numbers) + 1) for word in words], np.uint64)
+            runs.setdefault(size, []).append(_run_hashes(numbers, size))
+        self._hashes = {size: np.unique(np.concatenate(parts)) for size, parts in sorted(runs.items())}
+
+    def find(self, text: str) -> list[tuple[int, int]]:
+        """Shared passages as (first word, word after the last), numbered as in the text, joined where they touch."""
+        numbers = np.array([self._numbers.get(word, 0) for word in _words(text)], np.uint64)
+        shared = np.zeros(len(numbers) + 1, dtype=np.int64)
+        for size, known in self._hashes.items():
+            if len(numbers) < size:
+                continue
+            unknown = np.concatenate([[0], np.cumsum(numbers == 0)])
+            starts = np.flatnonzero(unknown[size:] == unknown[:-size])
+            if not len(starts):
+                continue
+            hashes = _run_hashes(numbers, size)[starts]
+            places = np.minimum(np.searchsorted(known, hashes), len(known) - 1)
+            hits = starts[known[places] == hashes]
+            np.add.at(shared, hits, 1)
+            np.add.at(shared, hits + size, -1)
+        inside = np.concatenate([[0], (np.cumsum(shared) > 0).astype(np.int8)])
+        edges = np.flatnonzero(np.diff(inside))
+        return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
+
+    def cut(self, text: str, label: str, report: Overlap) -> list[str]:
+        """Cut shared passages with what stands around them out of a text.
+
+        Args:
+            text: A general document.
+            label: What the report calls it.
+            report: Its counts are raised.
+
+        Returns:
+            What is left: the text itself where nothing is shared, else its rests, possibly none.
+        """
+        passages = self.find(text)
+        if not passages:
+            return [text]
+        words = list(_WORD.finditer(text))
+        report.documents += 1
+        report.passages += len(passages)
+        report.words += sum(end - start for start, end in passages)
+        if len(report.examples) < _MOST_EXAMPLES:
+            begin = words[passages[0][0]].start()
+            report.examples.append((label, " ".join(text[begin : begin + _EXAMPLE_CHARACTERS].split())))
+        rests, kept_words, position = [], 0, 0
+        for start, end in [*passages, (len(words) + MARGIN, len(words) + MARGIN)]:
+            rest = words[position : max(position, start - MARGIN)]
+            if len(rest) >= SHORTEST_REST:
+                rests.append(text[rest[0].start() : rest[-1].end()])
+                kept_words += len(rest)
+            position = end + MARGIN
+        report.cut_words += len(words) - kept_words
+        report.dropped += not rests
+        return rests
+
+
+def overlap(forget: Documents | Sequence[str], general: Documents) -> tuple[Overlap, Documents]:
+    """Find what general documents share with the forget documents, and cut it out.
+
+    Args:
+        forget: The documents to forget.
+        general: The documents to look in.
+
+    Returns:
+        The report, and the general documents without the shared passages.
+    """
+    passages = SharedPassages(forget.texts if isinstance(forget, Documents) else forget)
+    report = Overlap(unchecked=passages.unchecked)
+    texts: list[str] = []
+    labels: list[str] = []
+    for text, label in zip(general.texts, general.labels, strict=True):
+        rests = passages.cut(text, label, report)
+        texts += rests
+        labels += [label] * len(rests)
+    return report, Documents(general.name, texts, labels, list(general.skipped), general.share)
+
+
+def _words(text: str) -> list[str]:
+    return [
+        word.lower() if word.isascii() else unicodedata.normalize("NFKC", word).casefold()
+        for word in _WORD.findall(text)
+    ]
+
+
+def _run_hashes(numbers: NDArray[np.uint64], size: int) -> NDArray[np.uint64]:
+    """One number for every `size` entries in a row: [W] to [W - size + 1]. Arithmetic is modulo 2⁶⁴."""
+    scrambled = numbers * _BASE
+    scrambled = (scrambled ^ (scrambled >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    scrambled = (scrambled ^ (scrambled >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    scrambled ^= scrambled >> np.uint64(31)
+    count = len(numbers) - size + 1
+    hashes = np.zeros(count, dtype=np.uint64)
+    for offset in range(size):
+        hashes = hashes * _BASE + scrambled[offset : offset + count]
+    return hashes

@@ -1,0 +1,458 @@
+"""The main job as one call: documents and a model in, a run folder with the unlearned model and its scores out."""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+import sys
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from unteach.config import ForgetConfig, from_yaml
+from unteach.data import (
+    EMBEDDED_GENERAL,
+    GENERAL_BYTES,
+    Documents,
+    ForgetBatches,
+    GeneralText,
+    read_documents,
+    tokenise,
+)
+from unteach.errors import InputError
+from unteach.job.card import model_card
+from unteach.job.probes import Probes, run_probes
+from unteach.job.run_folder import Once, RunFolder, SharedScores
+from unteach.job.tracking import StepLog
+from unteach.models import context_length, load_model, rounding_loss, save_model, trainable_parameters
+from unteach.models.distributed import (
+    from_first_rank,
+    full_tensor,
+    has_shards,
+    in_turns,
+    is_first_rank,
+    join,
+    mesh_of,
+    ranks,
+    shard,
+    wait_for_all,
+)
+from unteach.models.precision import HALF, resolved_precision
+from unteach.training.calibrate import calibrated, is_complete, measure, noise_warning
+from unteach.training.checkpoint import Checkpoints
+from unteach.training.loop import Outcome, unlearn
+from unteach.training.stopping import StopRule, parse_rule
+
+__all__ = ["ForgetResult", "forget", "run_forget"]
+
+LARGEST_ROUNDING = 0.01
+"""Share of the displacement that rounding to the source's dtype may lose before float32 is saved instead."""
+MORE_DEGENERATE = 5.0
+"""By so many points the share of degenerate output may have risen when a run stops by itself."""
+HELDOUT_GENERAL = 64
+"""General documents set aside for measuring, never trained on."""
+FEWEST_GENERAL = 4
+"""General documents without which none can be set aside."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetResult:
+    """What ``forget`` gives back; the same as ``RUN/result.json``."""
+
+    model: Any
+    out: Path | None
+    steps: int
+    stop: dict[str, Any]
+    before: dict[str, float]
+    after: dict[str, float]
+    counts: dict[str, Any]
+    seconds: float
+    config: ForgetConfig
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        skipped = ("model", "config", "out")
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in skipped}
+        method = self.config.method
+        name = f"{'mt' if method.optimizer == 'mean_teacher' else 'adamw'}-{method.loss}-{method.divergence}"
+        return {"name": name, "seed": self.config.seed, "out": str(self.out)} | values
+
+
+def run_forget(
+    config: ForgetConfig,
+    *,
+    resume: bool = False,
+    say: Callable[[str], None] | None = None,
+    shared: Once | None = None,
+    measurements: Collection[str] | None = None,
+) -> ForgetResult:
+    """``unteach forget``: load everything that the config names, run, save.
+
+    Under ``torchrun`` all ranks work on one run; only the first prints and writes.
+
+    Args:
+        config: Settings.
+        resume: Go on with the run in ``config.out``, with the settings saved there.
+        say: Gets the lines for people; by default they go to stderr.
+        shared: ``SharedScores().once``, the same for several runs that start from one model with the same data and
+            seed: the scores before the run, and the reference's, are then measured once.
+        measurements: What is measured before and after the run, names out of ``evaluation.suite.MEASUREMENTS``; None:
+            everything that can be.
+
+    Raises:
+        InputError: Something given cannot be used; every problem found is named.
+        Interrupted: SIGINT or SIGTERM came; the checkpoint is written.
+    """
+    join()
+    out = Path(config.out)
+    if resume:
+        config = from_yaml(ForgetConfig, out / "config.yaml", out=str(out))
+    elif from_first_rank(out.exists() and (not out.is_dir() or any(out.iterdir()))):
+        raise InputError(
+            f"out is {config.out!r}, which exists and is not empty: name a new folder, or --resume {config.out}"
+        )
+    documents, general, holdout = _read_all(config)
+    model, tokenizer = _load(config.model, config)
+    reference = _load(config.reference, config)[0] if config.reference else None
+    device = config.resolved_device()
+    incompetent = load_model(config.incompetent, device=device)[0] if config.incompetent else None
+    return _forget(
+        model,
+        tokenizer,
+        documents,
+        general,
+        holdout,
+        config,
+        out,
+        reference,
+        incompetent,
+        resume=resume,
+        say=say,
+        shared=shared,
+        measurements=measurements,
+    )
+
+
+def forget(
+    model: Any,
+    tokenizer: Any,
+    documents: Sequence[str] | Documents,
+    general_text: Sequence[str] | Documents | None = None,
+    config: ForgetConfig | None = None,
+    *,
+    holdout: Sequence[str] | Documents | None = None,
+    reference: Any = None,
+    incompetent: Any = None,
+) -> ForgetResult:
+    """Make a model forget documents, in place.
+
+    In a process group (``unteach.models.distributed.join()`` under ``torchrun``) all ranks call this together with the
+    same arguments, and ``model`` and ``reference`` are sharded.
+
+    Args:
+        model: A Hugging Face causal language model in float32; it is changed.
+        tokenizer: Its tokenizer.
+        documents: Texts to forget.
+        general_text: Texts like what the model should keep; None: the embedded public-domain text.
+        config: Settings; None: the defaults. Its ``model`` names where the weights came from. With ``out``, a run
+            folder is written, whose saved model is a copy of that source with the changed weights.
+        holdout: Texts like ``documents`` that the model never saw; None: a part of the general text.
+        reference: A model that never saw the documents: the run stops when they are recited no better than by it.
+        incompetent: The model that the loss ``it`` pulls towards.
+
+    Returns:
+        Scores before and after (on passages that the stop rule did not use), how the run ended, and the model.
+    """
+    config = config or ForgetConfig(model=str(getattr(model, "name_or_path", "") or "model"))
+    if incompetent is None and "it" in {method.loss for method in (*config.phases, config.method)}:
+        raise InputError("incompetent is missing: the loss it pulls towards that model")
+    model.eval()  # dropout would set student and teacher apart
+    general = general_text if general_text is not None else read_documents(EMBEDDED_GENERAL)
+
+    def as_documents(texts: Sequence[str] | Documents, name: str) -> Documents:
+        if isinstance(texts, Documents):
+            return texts
+        return Documents(name, list(texts), [f"{name} {n}" for n in range(1, len(texts) + 1)], [])
+
+    return _forget(
+        model,
+        tokenizer,
+        as_documents(documents, "documents"),
+        as_documents(general, "general text"),
+        None if holdout is None else as_documents(holdout, "holdout"),
+        config,
+        Path(config.out) if config.out else None,
+        reference,
+        incompetent,
+    )
+
+
+def _forget(
+    model: Any,
+    tokenizer: Any,
+    documents: Documents,
+    general_documents: Documents,
+    holdout: Documents | None,
+    config: ForgetConfig,
+    out: Path | None,
+    reference: Any,
+    incompetent: Any,
+    *,
+    resume: bool = False,
+    say: Callable[[str], None] | None = None,
+    shared: Once | None = None,
+    measurements: Collection[str] | None = None,
+) -> ForgetResult:
+    from unteach.evaluation.suite import evaluate
+
+    started = time.perf_counter()
+    say = (say or _print_to_stderr) if is_first_rank() else _say_nothing
+    max_tokens, general_tokens = config.lengths(context_length(model))
+    if len(general_documents) < FEWEST_GENERAL:
+        raise InputError(
+            f"general is {general_documents.name!r}: it has {len(general_documents)} documents, and at least "
+            f"{FEWEST_GENERAL} are needed, because some are set aside for measuring; cut a long text into several"
+        )
+    tokens = tokenise(documents, tokenizer, mode=config.document_mode, max_tokens=max_tokens)
+    kept, heldout = general_documents.set_aside(
+        min(HELDOUT_GENERAL, len(general_documents) // FEWEST_GENERAL), config.seed
+    )
+    general = GeneralText(kept, tokenizer, tokens=general_tokens, seed=config.seed, exclude=documents)
+    forget_batches = ForgetBatches(tokens, config.seed)
+    counts = {"forget": tokens.counts, "general": general.counts}
+    say(f"forget:  {tokens.summary()}")
+    say(f"general: {general.summary()}")
+
+    try:
+        probes = run_probes(tokenizer, documents, holdout, heldout, config, max_tokens)
+    except ValueError as error:  # no passage can be cut from what was given
+        raise InputError(f"documents is {documents.name!r}: {error}") from None
+    if config.stop.metric:
+        parse_rule(config.stop.metric, probes.names())  # a wrong rule is refused before any work
+    parameters = _prepared(model, config)
+    if reference is not None and ranks() > 1:
+        _prepared(reference, config)
+    if not all(is_complete(method) for method in (*config.phases, config.method)):  # only at the start of a run
+        measured = measure(model, list(parameters.values()), forget_batches, general, config)
+        method = calibrated(config.method, measured, config.wished_steps)
+        phases = tuple(calibrated(phase, measured, config.wished_steps) for phase in config.phases)
+        config = dataclasses.replace(config, method=method, phases=phases)
+        say(
+            f"measured: loss {measured.loss:.3g}, gradient norm {measured.gradient_norm:.3g}, curvature "
+            f"{measured.curvature:.3g}; so alpha {method.alpha:.3g}, lr {method.lr:.3g}"
+            + (f", teacher rate {method.teacher_rate:.3g}, damping {method.damping:.3g}" if method.teacher_rate else "")
+        )
+    noise = None if resume else noise_warning(model, list(parameters.values()), forget_batches, general, config)
+    if noise:
+        say(noise)
+
+    options: dict[str, Any] = {"seed": config.seed, "progress": None if is_first_rank() else False}
+
+    def evaluate_stop(step: int) -> Mapping[str, float]:
+        scores = from_first_rank(evaluate(model, tokenizer, probes.stop, **options))
+        say(f"step {step}: " + ", ".join(f"{name} {value:.4g}" for name, value in scores.items()))
+        return scores
+
+    folder = RunFolder(out, resume, shared or SharedScores().once)
+    folder.write_config(config)
+    before = folder.remember("before", lambda: _scores_before(model, tokenizer, probes, options))
+    say("before: " + ", ".join(f"{name} {value:.4g}" for name, value in before.items()))
+    reference_stop = reference_final = None
+    if reference is not None:
+        reference_stop = folder.remember(
+            "reference", lambda: dict(evaluate(reference, tokenizer, probes.stop, **options))
+        )
+        reference_final = folder.scores(
+            "reference",
+            lambda: evaluate(reference, tokenizer, probes.final, measurements=measurements, **options),
+            config,
+            None,
+        )
+    rule = _stop_rule(config, before, reference_stop)
+    say(f"stops at {rule}")
+
+    def evaluate_final() -> Any:
+        return evaluate(
+            model, tokenizer, probes.final, reference_scores=reference_final, measurements=measurements, **options
+        )
+
+    first = folder.scores("step_000000", evaluate_final, config, 0)
+    begun = from_first_rank(resume and (folder.path / "metrics.jsonl").exists())  # else it ended before its first step
+    log = StepLog(folder.path, config, say) if is_first_rank() else None
+    with _catching_signals() as paused, log or nullcontext():
+        outcome: Outcome = unlearn(
+            model,
+            parameters,
+            forget_batches,
+            general,
+            config,
+            evaluate=evaluate_stop,
+            rule=rule,
+            before=before,
+            checkpoints=Checkpoints(folder.path / "checkpoints", config.keep_checkpoints),
+            incompetent=incompetent,
+            log=log.add if log else _say_nothing,
+            rewind=log.rewind if log else _say_nothing,
+            paused=paused,
+            resume=begun,
+        )
+    say(f"stopped after {outcome.step} steps: {outcome.reason}")
+    if outcome.rule == "max_steps" and config.method.alpha is not None:
+        say(f"for more, start again with a larger --max-steps, or pull harder: --alpha {3 * config.method.alpha:.2g}")
+    last = folder.scores(f"step_{outcome.step:06d}", evaluate_final, config, outcome.step)
+    result = ForgetResult(
+        model=model,
+        out=out,
+        steps=outcome.step,
+        stop={"rule": outcome.rule, "reason": outcome.reason, "step": outcome.step},
+        before=dict(first),
+        after=dict(last),
+        counts=counts,
+        seconds=time.perf_counter() - started,
+        config=config,
+    )
+    if out is not None:
+        card = model_card(
+            base_model=config.model,
+            method=dataclasses.asdict(config.method),
+            settings={name: value for name, value in dataclasses.asdict(config).items() if name != "method"},
+            data=counts,
+            scores={"before": dict(first), "after": dict(last)},
+            notes=[outcome.reason, *last.notes],
+        )
+        say(_save(model, parameters, tokenizer, config, out / "model", card))
+        folder.write_json("result.json", result.to_dict())
+    folder.clean_up()
+    return result
+
+
+def _save(model: Any, parameters: Mapping[str, Any], tokenizer: Any, config: ForgetConfig, out: Path, card: str) -> str:
+    """Save the model; the first rank writes what all gather. Returns a line for people."""
+    changed: dict[str, Any] | list[str] = list(parameters)
+    if ranks() > 1:
+        changed = {}
+        for name, value in parameters.items():
+            whole = full_tensor(value.detach())
+            if is_first_rank():
+                changed[name] = whole.to("cpu")
+    line = ""
+    if is_first_rank():
+        save_dtype = torch.float32 if config.save_dtype == "float32" else None
+        if config.save_dtype == "auto":
+            lost = rounding_loss(model, config.model, changed=changed).relative
+            save_dtype = torch.float32 if lost > LARGEST_ROUNDING else None
+        rounding = save_model(model, tokenizer, config.model, out, changed=changed, card=card, save_dtype=save_dtype)
+        line = f"model saved to {out}; {rounding.summary()}"
+    wait_for_all()
+    return line
+
+
+def _load(name: str, config: ForgetConfig) -> tuple[Any, Any]:
+    """Load a model and its tokenizer; for several ranks in turns, so that main memory holds one whole model at once."""
+    device = config.resolved_device()
+    if ranks() == 1:
+        return load_model(name, device=device)
+    mesh_of(device.type)
+
+    def load_and_shard() -> tuple[Any, Any]:
+        model, tokenizer = load_model(name, device="cpu")
+        _prepared(model, config)
+        return model, tokenizer
+
+    return in_turns(load_and_shard)
+
+
+def _prepared(model: Any, config: ForgetConfig) -> dict[str, torch.nn.Parameter]:
+    """Choose the trainable weights, freeze the others, and on several ranks divide all between them."""
+    if ranks() > 1 and not has_shards(model):
+        trainable_parameters(model, config.trainable)
+        shard(model, config.resolved_device().type, _half_of_all_passes(config))
+    return trainable_parameters(model, config.trainable)
+
+
+def _half_of_all_passes(config: ForgetConfig) -> torch.dtype | None:
+    """The half precision in which every pass of a run computes, if there is one and norms, kept exact, stay frozen."""
+    passes = {resolved_precision(name, config.resolved_device()) for name in dataclasses.astuple(config.precision)}
+    return HALF.get(passes.pop()) if len(passes) == 1 and config.trainable == "blocks" else None
+
+
+def _read_all(config: ForgetConfig) -> tuple[Documents, Documents, Documents | None]:
+    """Read every document source, collecting the problems of all of them."""
+    problems: list[str] = []
+
+    def read(source: str | None, option: str, max_bytes: int | None = None) -> Documents | None:
+        if source is None:
+            return None
+        try:
+            return read_documents(source, text_field=config.text_field, option=option, max_bytes=max_bytes)
+        except InputError as error:
+            problems.extend(error.problems)
+            return None
+
+    if not config.documents:
+        problems.append("documents is missing: name the folder or file of texts to forget")
+    if config.questions and not Path(config.questions).is_file():
+        problems.append(f"questions is {config.questions!r}: there is no such file")
+    documents = read(config.documents or None, "documents")
+    general = read(config.general or EMBEDDED_GENERAL, "general", GENERAL_BYTES)
+    holdout = read(config.holdout, "holdout")
+    if problems or documents is None or general is None:
+        raise InputError(problems)
+    return documents, general, holdout
+
+
+def _scores_before(model: Any, tokenizer: Any, probes: Probes, options: dict[str, Any]) -> dict[str, float]:
+    """What every evaluation will measure, on the same passages, and the recital of never-seen documents."""
+    from unteach.evaluation.suite import evaluate
+
+    scores = dict(evaluate(model, tokenizer, probes.stop, **options))
+    unseen = evaluate(model, tokenizer, probes.start, measurements=["verbmem_holdout"], **options)
+    return scores | {"verbmem_holdout": unseen["verbmem_holdout"]}
+
+
+def _stop_rule(
+    config: ForgetConfig, before: Mapping[str, float], reference: Mapping[str, float] | None
+) -> StopRule | None:
+    if config.stop.metric:
+        return parse_rule(config.stop.metric, before)
+    value, why = before["verbmem_holdout"], "never-seen documents before the run"
+    if reference is not None:
+        value, why = reference["verbmem_f"], "the reference model's"
+    looping = before["degenerate"] + MORE_DEGENERATE if config.method.loops_every else None  # else it may never fall
+    return StopRule("verbmem_f", "<=", value, why, most_degenerate=looping)
+
+
+@contextmanager
+def _catching_signals() -> Iterator[Callable[[], bool]]:
+    """Let SIGINT and SIGTERM ask for a pause instead of ending the program; the second one does end it."""
+    asked: list[int] = []
+
+    def ask(number: int, frame: Any) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(number)
+        if is_first_rank():
+            print("stopping after this step; a checkpoint will be written (again: stop now)", file=sys.stderr)
+
+    try:
+        previous = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    except ValueError:  # not in the main thread: signals are someone else's business
+        previous = {}
+    try:
+        yield lambda: bool(asked)
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _say_nothing(line: Any) -> None:
+    """For the ranks that neither print nor write."""
+
+
+def _print_to_stderr(line: str) -> None:
+    print(line, file=sys.stderr)

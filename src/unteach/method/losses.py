@@ -1,0 +1,226 @@
+"""Forget losses: what pulls the student away from the documents it must forget. All are minimised.
+
+LL, NPO and NLUL see the logits of a token only through its *log-odds* z = log p_y/(1-p_y) = h_y - logsumexp_{j≠y} h_j:
+log p_y = log σ(z) and log(1 - p_y) = log σ(-z). Written so, both are exact in float32 whether p_y is 1e-30 or so close
+to 1 that 1 - p_y rounds to zero, and so are their gradients; nothing overflows and no tolerance is needed.
+
+To add a loss, write one function here with its definition in the docstring, decorate it, and give it a hand-computed
+case in ``tests/test_losses.py`` (a test fails without one). Names, help, configuration checks and the tests that run
+over all losses follow from the registry.
+
+Shapes: B sequences, T positions, V vocabulary entries, N real tokens (the True entries of the mask).
+Symbols: h ``logits``, y ``labels``, p = softmax(h), π_base given by ``base_logits``.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from unteach.method.divergences import (
+    DIVERGENCES,
+    check_logits,
+    check_same_logits,
+    compute_dtype,
+    mean_over_rows,
+)
+
+__all__ = ["LOSSES", "ForgetLoss", "forget_loss", "token_log_odds"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ForgetLoss:
+    """One registered forget loss."""
+
+    name: str
+    equation: str
+    """The definition as printed in docs and ``--help``."""
+    function: Callable[..., Tensor]
+    """``(logits, labels, mask, *, [base_logits,] **hyper) -> scalar``."""
+    needs_base: bool
+    """Whether ``base_logits`` must be given."""
+    log_odds_only: bool
+    """Whether the loss depends on logits through the label's log-odds alone (not through the other probabilities)."""
+
+    @property
+    def hyper(self) -> dict[str, Any]:
+        """Hyper-parameters and their defaults, read from the signature."""
+        parameters = inspect.signature(self.function).parameters.values()
+        return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != "base_logits"}
+
+
+LOSSES: dict[str, ForgetLoss] = {}
+
+
+def _register(name: str, equation: str, *, needs_base: bool = False, log_odds_only: bool = True) -> Callable:
+    def add(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        LOSSES[name] = ForgetLoss(
+            name=name,
+            equation=equation,
+            function=function,
+            needs_base=needs_base,
+            log_odds_only=log_odds_only,
+        )
+        return function
+
+    return add
+
+
+def forget_loss(
+    name: str,
+    logits: Tensor,
+    labels: Tensor,
+    mask: Tensor,
+    *,
+    base_logits: Tensor | None = None,
+    **hyper: Any,
+) -> Tensor:
+    """A forget loss of a batch, to be minimised: Eq. (2) of the paper, a mean over its real tokens.
+
+    Args:
+        name: A key of ``LOSSES``: ``ll``, ``npo``, ``it`` or ``nlul``.
+        logits: h [B,T,V], already aligned with ``labels``: row t predicts label t.
+        labels: y, the tokens to forget [B,T].
+        mask: True at real tokens [B,T]; all other positions are never read, whatever they hold.
+        base_logits: Logits of the fixed model that ``npo`` and ``it`` compare with [B,T,V]; treated as a constant.
+        **hyper: Keyword arguments of the loss, e.g. ``beta`` and ``ratio`` of ``npo``.
+
+    Returns:
+        A scalar in float32 (float64 for float64 logits), differentiable in ``logits``.
+    """
+    if name not in LOSSES:
+        raise ValueError(f"unknown forget loss {name!r}: choose one of {', '.join(LOSSES)}")
+    loss = LOSSES[name]
+    for unknown in hyper.keys() - loss.hyper.keys():
+        allowed = ", ".join(loss.hyper) or "none"
+        raise ValueError(f"forget loss {name!r} has no hyper-parameter {unknown!r}: allowed are {allowed}")
+    check_logits(logits, mask)
+    _check_labels(labels, mask, logits.shape[-1])
+    if not loss.needs_base:
+        return loss.function(logits, labels, mask, **hyper)
+    if base_logits is None:
+        raise ValueError(f"forget loss {name!r} needs base_logits: pass the fixed model's logits for the same tokens")
+    check_same_logits("base_logits", base_logits, logits)
+    return loss.function(logits, labels, mask, base_logits=base_logits, **hyper)
+
+
+@_register("ll", "mean_t log p_y")
+def ll(logits: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
+    """Log-likelihood ("gradient ascent"): ℓ_LL(h; y) = log p_y.
+
+    Its gradient (1 - p_y)(e_y - softmax_{j≠y}) vanishes where the text is memorised (p_y → 1) and never fades as
+    p_y → 0, where the loss runs to -∞.
+    """
+    return logsigmoid(token_log_odds(logits[mask], labels[mask])).mean()
+
+
+@_register("npo", "Σ_s -(2/β) log σ(-β R_s) / Σ_s |s|,  R_s = Σ_t log p_y - log π_base(y)", needs_base=True)
+def npo(
+    logits: Tensor,
+    labels: Tensor,
+    mask: Tensor,
+    *,
+    base_logits: Tensor,
+    beta: float = 0.1,
+    ratio: str = "sum",
+) -> Tensor:
+    """Negative preference optimization: ℓ_NPO(s) = -(2/β) log σ(-β log π(s)/π_base(s)) for a sequence s.
+
+    Summed over sequences and divided by the number of real tokens, so that its gradient is a token mean of
+    w_s ∇ℓ_LL with w_s = 2 π^β / (π^β + π_base^β), which is 1 at the start, as for the other losses.
+
+    Args:
+        logits: h [B,T,V].
+        labels: y [B,T].
+        mask: True at real tokens [B,T]. A sequence without any counts for nothing.
+        base_logits: Gives π_base, the model before unlearning [B,T,V].
+        beta: β > 0. Larger fades out sooner as π(s) falls.
+        ratio: ``"sum"``: R_s is the log-ratio of the whole sequence, the paper's formula. ``"mean"``: R_s/|s| in its
+            place and |s| in front, -(2/β) |s| log σ(-β R_s/|s|), which leaves w_s near 1, close to LL.
+
+    Differs from the authors' code: they take ``ratio="mean"`` over the padded length; here it is over real tokens. The
+    gradient displayed in the paper lacks the factor 2 that the loss gives.
+    """
+    if not beta > 0:
+        raise ValueError(f"beta is {beta}: it must be positive")
+    if ratio not in ("sum", "mean"):
+        raise ValueError(f"ratio is {ratio!r}: it must be 'sum' or 'mean'")
+    log_prob = logsigmoid(token_log_odds(logits[mask], labels[mask]))
+    base_log_prob = logsigmoid(token_log_odds(base_logits.detach()[mask], labels[mask]))
+    lengths = mask.sum(1)
+    log_ratio = (log_prob - base_log_prob).new_zeros(len(mask))
+    log_ratio = log_ratio.index_add(0, mask.nonzero()[:, 0], log_prob - base_log_prob)
+    log_ratio, lengths = log_ratio[lengths > 0], lengths[lengths > 0].to(log_ratio.dtype)
+    if ratio == "sum":
+        loss = -(2 / beta) * logsigmoid(-beta * log_ratio)
+    else:
+        loss = -(2 / beta) * lengths * logsigmoid(-beta * log_ratio / lengths)
+    return loss.sum() / lengths.sum()
+
+
+@_register("it", "mean_t KL(p ‖ p_base)", needs_base=True, log_odds_only=False)
+def it(logits: Tensor, labels: Tensor, mask: Tensor, *, base_logits: Tensor) -> Tensor:
+    """Incompetent teacher: ℓ_IT(h; y) = KL(softmax(h) ‖ softmax(h_it)).
+
+    ``base_logits`` are h_it, the logits of a smaller model that never memorised the text; ``labels`` are not used. All
+    equal, they are the uniform teacher of the "mismatch" loss.
+    """
+    return mean_over_rows(DIVERGENCES["kl"].rows, logits[mask], base_logits[mask])
+
+
+@_register("nlul", "mean_t -log(1 - p_y)")
+def nlul(logits: Tensor, labels: Tensor, mask: Tensor, *, tolerance: float = 0.0) -> Tensor:
+    """Negative log-unlikelihood: ℓ_NLUL(h; y) = -log(1 - p_y), the paper's loss.
+
+    Its gradient p_y (e_y - softmax_{j≠y}) is largest where the text is memorised, fades out as p_y → 0 and never
+    exceeds √2 p_y in norm.
+
+    Args:
+        logits: h [B,T,V].
+        labels: y [B,T].
+        mask: True at real tokens [B,T].
+        tolerance: 0 is the exact loss. Above 0, the authors' surrogate p_y/(1 + tolerance - p_y) · log p_y with the
+            weight held constant, whose gradient is that of -log(1 + tolerance - p_y): it vanishes again within
+            ``tolerance`` of p_y = 1.
+
+    Differs from the authors' code: they always use the surrogate, with tolerance 0.02.
+    """
+    if not tolerance >= 0:
+        raise ValueError(f"tolerance is {tolerance}: it must be zero or positive")
+    log_odds = token_log_odds(logits[mask], labels[mask])
+    if tolerance == 0:
+        return -logsigmoid(-log_odds).mean()
+    weight = log_odds.sigmoid() / ((-log_odds).sigmoid() + tolerance)
+    return (weight.detach() * logsigmoid(log_odds)).mean()
+
+
+def token_log_odds(logits: Tensor, labels: Tensor) -> Tensor:
+    """Log-odds of the label, z = h_y - logsumexp_{j≠y} h_j [N], of rows of logits [N,V] and labels [N].
+
+    Gradient: e_y - softmax_{j≠y}. All is computed relative to the largest other logit, a constant that cancels, so that
+    value and gradient are as exact at logits of 1e4 as at logits of 1.
+    """
+    index = labels.unsqueeze(-1)
+    logits = logits.to(compute_dtype(logits))
+    others = logits.scatter(-1, index, -torch.inf)
+    peak = others.detach().amax(-1, keepdim=True)
+    return (logits.gather(-1, index) - peak).squeeze(-1) - (others - peak).exp().sum(-1).log()
+
+
+def _check_labels(labels: Tensor, mask: Tensor, vocabulary: int) -> None:
+    if labels.shape != mask.shape:
+        raise ValueError(f"labels has shape {list(labels.shape)}: it must be {list(mask.shape)}, one label a position")
+    if labels.dtype != torch.int64:
+        raise ValueError(f"labels has dtype {labels.dtype}: it must be torch.int64 (use labels.long())")
+    lowest, highest = (int(bound) for bound in labels[mask].aminmax())
+    if lowest < 0 or highest >= vocabulary:
+        raise ValueError(
+            f"labels holds {lowest if lowest < 0 else highest} at a real token: it must be 0 to {vocabulary - 1}; "
+            "mask such positions out"
+        )

@@ -1,0 +1,351 @@
+"""Losses and divergences straight from last hidden states, through the LM head in chunks, never the full logits.
+
+The [B,T,V] logits of a batch are the largest tensor of a language-model step. Nothing here needs them: the log-odds of
+the label (``losses.py``) and the divergences (``divergences.py``) have closed-form gradients in a row of logits, so
+rows are made, used and dropped a chunk at a time. Both gradients are taken in the forward pass, so each row is made
+once (but for the log-odds through a head that is trained, whose gradient needs the rows again).
+
+Under autocast the products are in half precision and their sums in float32. Gradients in the logits, often far below
+what float16 can hold, are multiplied by a power of two before they are rounded, and divided by it after.
+
+Shapes: N real tokens, D hidden width, V vocabulary entries.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unteach.method.divergences import RowFunction, compute_dtype
+
+__all__ = ["Head", "chunks_as_on", "fused_rows", "mean_divergence", "product_in_float32", "token_log_odds"]
+
+CHUNK_LOGITS = {"cpu": 2**24, "cuda": 2**26}
+"""Logits held at once (64 and 256 MB in float32), at most: rows per chunk are this divided by V."""
+CHUNKS = 16
+"""Rows are dealt out to about so many chunks, so that they take a small part of what all logits would."""
+CHUNK_ROWS = 64
+"""Chunks are not made smaller than this for the sake of their number."""
+
+_fused: ContextVar[bool] = ContextVar("fused", default=False)
+_kind: ContextVar[str | None] = ContextVar("kind", default=None)
+
+
+@contextmanager
+def fused_rows() -> Iterator[None]:
+    """Inside, what is done with the rows of a chunk is compiled into a few kernels (by ``torch.compile``)."""
+    token = _fused.set(True)
+    try:
+        yield
+    finally:
+        _fused.reset(token)
+
+
+@contextmanager
+def chunks_as_on(kind: str) -> Iterator[None]:
+    """Inside, chunks are as large as on a device of this kind, wherever the tensors are: for rehearsals."""
+    token = _kind.set(kind)
+    try:
+        yield
+    finally:
+        _kind.reset(token)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Head:
+    """The LM head: logits = cap · tanh(scale (x Wᵀ + b) / cap), without the cap for most models."""
+
+    weight: Tensor
+    """W [V,D]."""
+    bias: Tensor | None = None
+    """b [V]."""
+    scale: float = 1.0
+    """A constant that multiplies the logits (Cohere's ``logit_scale``, one over Granite's ``logits_scaling``)."""
+    cap: float | None = None
+    """Gemma's ``final_logit_softcapping``."""
+
+    @classmethod
+    def of(cls, model: Any) -> Head:
+        """The head of a Hugging Face causal language model."""
+        linear, config = model.get_output_embeddings(), model.config
+        scale = getattr(config, "logit_scale", None) or 1.0
+        scale /= getattr(config, "logits_scaling", None) or 1.0
+        cap = getattr(config, "final_logit_softcapping", None)
+        return cls(weight=linear.weight, bias=getattr(linear, "bias", None), scale=float(scale), cap=cap)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [n,V] of hidden states [n,D], in float32 or float64; the product itself is in ``hidden.dtype``."""
+        raw = product_in_float32(hidden, self.weight.to(hidden.dtype).T)
+        if self.bias is not None:
+            raw += self.bias.to(raw.dtype)
+        if self.scale != 1.0:
+            raw *= self.scale
+        return raw if self.cap is None else self.cap * torch.tanh(raw / self.cap)
+
+    def detached(self) -> Head:
+        """The head's present values, copied if they will change under it."""
+        bias = self.bias.detach().clone() if self.bias is not None and self.bias.requires_grad else self.bias
+        weight = self.weight.detach().clone() if self.weight.requires_grad else self.weight
+        return Head(weight=weight, bias=bias, scale=self.scale, cap=self.cap)
+
+    def rounded(self, dtype: torch.dtype) -> Head:
+        """The same head with its weight in another dtype."""
+        if self.weight.dtype == dtype:
+            return self
+        return Head(weight=self.weight.detach().to(dtype), bias=self.bias, scale=self.scale, cap=self.cap)
+
+
+def token_log_odds(hidden: Tensor, labels: Tensor, head: Head) -> Tensor:
+    """Log-odds of the labels, as ``losses.token_log_odds`` of the logits: all that LL, NPO and NLUL need.
+
+    Args:
+        hidden: Last hidden states [N,D] of the positions that predict ``labels``.
+        labels: y [N].
+        head: The LM head.
+
+    Returns:
+        z [N] in float32 or float64, differentiable once in ``hidden`` and the head.
+    """
+    return _TokenLogOdds.apply(hidden, head.weight, head.bias, labels, head)
+
+
+def mean_divergence(
+    rows: RowFunction, hidden: Tensor, head: Head, teacher_hidden: Tensor, teacher_head: Head
+) -> Tensor:
+    """Mean over tokens of a divergence's ``rows`` between the two heads' logits.
+
+    Where student and teacher have one and the same head, W (x - x') is added to the teacher's logits W x' instead of
+    computing W x: the difference of two nearly equal rows then carries the rounding of a small number, not of a large.
+
+    Args:
+        rows: ``DIVERGENCES[name].rows``.
+        hidden: The student's last hidden states x [N,D].
+        head: The student's LM head.
+        teacher_hidden: The teacher's last hidden states x' [N,D'], a constant.
+        teacher_head: The teacher's LM head, a constant; may be ``head`` where the head is not trained.
+
+    Returns:
+        A scalar in float32 or float64, differentiable once in ``hidden`` and the student's head.
+    """
+    return _MeanDivergence.apply(hidden, head.weight, head.bias, rows, head, teacher_hidden.detach(), teacher_head)
+
+
+def product_in_float32(a: Tensor, b: Tensor) -> Tensor:
+    """``a @ b`` of two matrices in one dtype; where that is half precision, added up and given in float32."""
+    if a.dtype not in (torch.float16, torch.bfloat16):
+        return a @ b
+    if a.is_cuda:
+        return torch.mm(a, b, out_dtype=torch.float32)
+    with torch.autocast(a.device.type, enabled=False):
+        return a.float() @ b.float()
+
+
+def _chunks(hidden: Tensor, head: Head) -> Iterator[slice]:
+    tokens, vocabulary = len(hidden), head.weight.shape[0]
+    most = CHUNK_LOGITS.get(_kind.get() or hidden.device.type, CHUNK_LOGITS["cpu"]) // vocabulary
+    size = max(1, min(most, max(CHUNK_ROWS, -(-tokens // CHUNKS))))
+    return (slice(start, min(start + size, tokens)) for start in range(0, tokens, size))
+
+
+class _Gradients:
+    """Gradients in hidden states, weight and bias, added up chunk by chunk from gradients in the logits.
+
+    Args:
+        hidden: Hidden states [N,D] in the dtype of the products.
+        head: The head, its weight in that dtype.
+        like: The tensors whose gradients are wanted: hidden states, weight and bias.
+        needs: Which of them are.
+    """
+
+    def __init__(self, hidden: Tensor, head: Head, like: tuple[Tensor, Tensor, Tensor | None], needs: Any) -> None:
+        self._hidden, self._head = hidden, head
+        dtype = compute_dtype(like[1])
+        self.hidden = torch.empty_like(like[0]) if needs[0] else None
+        self.weight = torch.zeros_like(like[1], dtype=dtype) if needs[1] else None
+        self.bias = torch.zeros_like(like[2], dtype=dtype) if needs[2] and like[2] is not None else None
+
+    def add(self, chunk: slice, gradient: Tensor, factor: Tensor | None) -> None:
+        """Add a chunk's share, from the gradient in x Wᵀ + b times ``factor``, as ``_rounded`` gives them."""
+        if self.bias is not None:
+            self.bias += _divided(gradient.sum(0, dtype=self.bias.dtype), factor)
+        if self.hidden is not None:
+            self.hidden[chunk] = _divided(product_in_float32(gradient, self._head.weight), factor)
+        if self.weight is not None:
+            self.weight += _divided(product_in_float32(gradient.T, self._hidden[chunk]), factor)
+
+
+class _TokenLogOdds(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, head: Head) -> Tensor:  # type: ignore[no-untyped-def]
+        ctx.save_for_backward(hidden, weight, *([] if bias is None else [bias]), labels)
+        ctx.head, ctx.dtype = head, _product_dtype(hidden)
+        ctx.jacobian = None  # ∂z_t/∂x_t [N,D]: all that the backward pass needs where the head is not trained
+        ctx.trained = any(ctx.needs_input_grad[1:3])
+        log_odds = hidden.new_empty(len(labels), dtype=compute_dtype(hidden))
+        with _plain(hidden):
+            operand, rounded = hidden.detach().to(ctx.dtype), head.rounded(ctx.dtype)
+            needs = (ctx.needs_input_grad[0] and not ctx.trained, False, False)
+            gradients = _Gradients(operand, rounded, (hidden, weight, bias), needs)
+            for chunk in _chunks(hidden, head):
+                logits = rounded.logits(operand[chunk])
+                log_odds[chunk], *gradient = _run(
+                    _log_odds_chunk, logits, labels[chunk], None, head.scale, head.cap, ctx.dtype, needs[0]
+                )
+                if needs[0]:
+                    gradients.add(chunk, *gradient)
+        ctx.jacobian = gradients.hidden
+        return log_odds
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, upstream: Tensor):  # type: ignore[no-untyped-def]
+        hidden, weight, *bias, labels = ctx.saved_tensors
+        if not ctx.trained:
+            return (upstream.unsqueeze(-1) * ctx.jacobian).to(hidden.dtype), None, None, None, None
+        with _plain(hidden):
+            operand, rounded = hidden.detach().to(ctx.dtype), ctx.head.rounded(ctx.dtype)
+            gradients = _Gradients(operand, rounded, (hidden, weight, *(bias or [None])), ctx.needs_input_grad)
+            for chunk in _chunks(hidden, ctx.head):
+                logits = rounded.logits(operand[chunk])
+                scale, cap, weights = ctx.head.scale, ctx.head.cap, upstream[chunk].unsqueeze(-1)
+                _, *gradient = _run(_log_odds_chunk, logits, labels[chunk], weights, scale, cap, ctx.dtype, True)
+                gradients.add(chunk, *gradient)
+        return gradients.hidden, gradients.weight, gradients.bias, None, None
+
+
+class _MeanDivergence(torch.autograd.Function):
+    @staticmethod
+    def forward(  # type: ignore[no-untyped-def]
+        ctx,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        rows: RowFunction,
+        head: Head,
+        teacher_hidden: Tensor,
+        teacher_head: Head,
+    ) -> Tensor:
+        dtype = _product_dtype(hidden)
+        with _plain(hidden):
+            rounded, operand = head.rounded(dtype), hidden.detach().to(dtype)
+            shared = _same_head(head, teacher_head)
+            teacher_rounded = rounded if shared else teacher_head.rounded(dtype)
+            gradients = _Gradients(operand, rounded, (hidden, weight, bias), ctx.needs_input_grad)
+            total = hidden.new_zeros((), dtype=compute_dtype(hidden))
+            for chunk in _chunks(hidden, head):
+                teacher_logits = teacher_rounded.logits(teacher_hidden[chunk].to(dtype))
+                if shared:
+                    difference = hidden[chunk].to(total.dtype) - teacher_hidden[chunk].to(total.dtype)
+                    moved, factor = _rounded(difference, dtype)
+                    logits = _divided(product_in_float32(moved, rounded.weight.T), factor)
+                    logits = logits.mul_(head.scale).add_(teacher_logits)
+                else:
+                    logits = rounded.logits(operand[chunk])
+                    teacher_logits = teacher_logits.to(logits.dtype)
+                value, *gradient = _run(_divergence_chunk, logits, teacher_logits, rows, head.scale, head.cap, dtype)
+                total += value
+                if any(ctx.needs_input_grad[:3]):
+                    gradients.add(chunk, *gradient)
+        ctx.gradients, ctx.tokens = (gradients.hidden, gradients.weight, gradients.bias), len(hidden)
+        return total / ctx.tokens
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, upstream: Tensor):  # type: ignore[no-untyped-def]
+        factor = upstream / ctx.tokens
+        scaled = (None if gradient is None else gradient * factor.to(gradient.dtype) for gradient in ctx.gradients)
+        return *scaled, None, None, None, None
+
+
+def _log_odds_chunk(
+    logits: Tensor,
+    labels: Tensor,
+    upstream: Tensor | None,
+    scale: float,
+    cap: float | None,
+    dtype: torch.dtype,
+    wanted: bool,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Log-odds [n] of a chunk, and the gradient [n,V] in x Wᵀ + b of ``upstream`` [n,1] (None: 1) times them, rounded.
+
+    Overwrites ``logits``.
+    """
+    index = labels.unsqueeze(-1)
+    given = logits.clone() if cap is not None and wanted else logits
+    own = logits.gather(-1, index)
+    logits.scatter_(-1, index, -torch.inf)
+    peak = logits.amax(-1, keepdim=True)
+    weights = logits.sub_(peak).exp_()
+    total = weights.sum(-1, keepdim=True)
+    log_odds = (own - peak - total.log()).squeeze(-1)
+    if not wanted:
+        return log_odds, None, None
+    one = torch.ones_like(total) if upstream is None else upstream.to(total.dtype)
+    gradient = weights.mul_(-one / total).scatter_(-1, index, one)  # upstream · (e_y - softmax_{j≠y})
+    return log_odds, *_rounded(_before_cap(gradient, given, scale, cap), dtype)
+
+
+def _divergence_chunk(
+    logits: Tensor, teacher_logits: Tensor, rows: RowFunction, scale: float, cap: float | None, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Sum of a chunk's divergences, and the gradient [n,V] of that sum in x Wᵀ + b, rounded."""
+    value, gradient = rows(logits, teacher_logits)
+    return value.sum(), *_rounded(_before_cap(gradient, logits, scale, cap), dtype)
+
+
+def _before_cap(gradient: Tensor, logits: Tensor, scale: float, cap: float | None) -> Tensor:
+    """Gradient in x Wᵀ + b from the gradient in the logits, both [n,V]; may overwrite ``gradient``."""
+    if cap is not None:
+        gradient = gradient * (1 - (logits / cap).square())
+    return gradient if scale == 1.0 else gradient.mul_(scale)
+
+
+def _rounded(values: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+    """Values in ``dtype`` and the power of two that they were multiplied by, which suits float16's narrow range."""
+    if dtype != torch.float16:
+        return values.to(dtype), None
+    largest = values.abs().amax().clamp(min=1e-30)
+    factor = torch.exp2(14 - largest.log2().floor())  # the largest becomes 2¹⁴ to 2¹⁵; float16 goes up to 2¹⁶
+    return (values * factor).to(dtype), factor
+
+
+def _divided(values: Tensor, factor: Tensor | None) -> Tensor:
+    return values if factor is None else values.div_(factor)
+
+
+def _run(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a chunk function, compiled inside ``fused_rows``, for any number of rows."""
+    if not _fused.get():
+        return function(*arguments)
+    for argument in arguments:
+        if isinstance(argument, Tensor):
+            torch._dynamo.maybe_mark_dynamic(argument, 0)
+    return _compiled(function)(*arguments)
+
+
+@functools.cache
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    return torch.compile(function)
+
+
+def _product_dtype(hidden: Tensor) -> torch.dtype:
+    """What the products are computed in: autocast's dtype, or that of the hidden states."""
+    kind = hidden.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
+
+
+def _plain(hidden: Tensor) -> Any:
+    """No autocast inside: the dtypes are chosen here."""
+    return torch.autocast(hidden.device.type, enabled=False)
+
+
+def _same_head(head: Head, other: Head) -> bool:
+    """Whether both give scale (W x + b) with the very same weights, without a cap."""
+    return head.weight is other.weight and head.bias is other.bias and head.scale == other.scale and not head.cap

@@ -1,0 +1,148 @@
+"""The precision in which a model computes: by autocast, with linear layers that read weights rounded once per pass.
+
+Autocast rounds a weight whenever a forward pass meets it, and gives its gradient in half precision. Here the weights
+are rounded once per pass, whatever the number of micro-batches, and their gradients are summed and kept in float32.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from unteach.method.shards import is_sharded
+from unteach.method.vocab_head import product_in_float32
+from unteach.models.distributed import ranks
+
+__all__ = ["HALF", "half_weights", "precision_of_pass", "resolved_precision"]
+
+
+HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+def resolved_precision(name: str, device: torch.device) -> str:
+    """What ``auto`` stands for on a device: fp16 on CUDA, whose rounding is that of tf32 at twice the speed, else fp32.
+
+    ``docs/scaling.md`` has the measurement.
+    """
+    return name if name != "auto" else "fp16" if device.type == "cuda" else "fp32"
+
+
+@contextmanager
+def precision_of_pass(name: str, device: torch.device) -> Iterator[None]:
+    """Compute in a precision: fp32, tf32, fp16, bf16, or auto (see ``resolved_precision``), by autocast if half.
+
+    Sums of float16 products are never rounded to float16 on the way.
+    """
+    name, settings = resolved_precision(name, device), torch.backends.cuda.matmul
+    before = torch.get_float32_matmul_precision(), settings.allow_fp16_reduced_precision_reduction
+    torch.set_float32_matmul_precision("high" if name == "tf32" else "highest")
+    settings.allow_fp16_reduced_precision_reduction = False
+    try:
+        keeps = ranks() == 1  # autocast's rounded copies: of sharded weights they would add up to the whole model
+        with torch.autocast(device.type, dtype=HALF[name], cache_enabled=keeps) if name in HALF else nullcontext():
+            yield
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        settings.allow_fp16_reduced_precision_reduction = before[1]
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """``a @ b`` of two half-precision matrices, rounded once at the end."""
+    return torch.mm(a, b) if a.is_cuda else product_in_float32(a, b).to(a.dtype)
+
+
+@contextmanager
+def half_weights(model: Any, dtype: torch.dtype) -> Iterator[None]:
+    """Inside, the linear layers of the model's backbone compute in half precision, with weights rounded on entering.
+
+    A change of the weights inside the block is not seen. Gradients of the weights are float32; ``backward`` adds them
+    to ``.grad`` itself where there is one already, so use ``backward`` and not ``torch.autograd.grad``. Layers with
+    sharded weights, and other operations, are left to autocast, which the caller switches on.
+
+    Args:
+        model: A Hugging Face causal language model; its head is not touched.
+        dtype: float16 or bfloat16.
+    """
+    linears = [m for m in model.base_model.modules() if type(m) is nn.Linear and not is_sharded(m.weight)]
+    try:
+        for linear in linears:
+            linear.__class__ = _HalfLinear
+            linear.rounded = torch.empty_like(linear.weight, dtype=dtype, requires_grad=False)
+        with torch.no_grad():
+            if linears:
+                rounded: list[Any] = [linear.rounded for linear in linears]
+                torch._foreach_copy_(rounded, [linear.weight for linear in linears])
+        yield
+    finally:
+        _HalfLinear.last = None
+        for linear in linears:
+            linear.__class__ = nn.Linear
+            linear.__dict__.pop("rounded", None)
+
+
+class _HalfLinear(nn.Linear):
+    """A linear layer while its weight is rounded."""
+
+    rounded: Tensor
+    last: tuple[weakref.ref[Tensor], int, Tensor] | None = None
+    """The last input, its version and its rounded copy, which queries, keys and values share."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        output = _HalfProduct.apply(input, self._rounded_input(input), self.weight, self.rounded)
+        return output if self.bias is None else (output + self.bias).to(output.dtype)
+
+    def _rounded_input(self, input: Tensor) -> Tensor:
+        dtype = self.rounded.dtype
+        if input.dtype == dtype or torch.compiler.is_compiling():
+            return input.detach().to(dtype)
+        last = _HalfLinear.last
+        if last is None or last[0]() is not input or last[1] != input._version or last[2].dtype != dtype:
+            last = weakref.ref(input), input._version, input.detach().to(dtype)
+            _HalfLinear.last = last
+        return last[2]
+
+
+class _HalfProduct(torch.autograd.Function):
+    """x Wᵀ with x [...,D] and W [V,D] rounded to half precision; gradients of the exact ones, that of W in float32."""
+
+    @staticmethod
+    def forward(ctx, input: Tensor, x: Tensor, weight: Tensor, half: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
+        ctx.save_for_backward(x, weight, half)
+        ctx.dtype = input.dtype
+        return _product(x.reshape(-1, x.shape[-1]), half.t()).view(*x.shape[:-1], half.shape[0])
+
+    @staticmethod
+    def backward(ctx, upstream: Tensor):  # type: ignore[no-untyped-def]
+        x, weight, half = ctx.saved_tensors
+        upstream = upstream.reshape(-1, upstream.shape[-1]).to(half.dtype)
+        in_x = _product(upstream, half).view(x.shape).to(ctx.dtype) if ctx.needs_input_grad[0] else None
+        in_weight = None
+        if ctx.needs_input_grad[2]:
+            in_weight = _weight_gradient(upstream.t(), x.reshape(-1, x.shape[-1]), weight)
+        return in_x, None, in_weight, None
+
+
+def _weight_gradient(a: Tensor, b: Tensor, weight: Tensor) -> Tensor | None:
+    """``a @ b`` in float32, or None after adding it to the gradient that the weight has already, in one pass."""
+    if torch.compiler.is_compiling() or not a.is_cuda or weight.grad is None or not _adds_in_place(a.dtype):
+        return product_in_float32(a, b)
+    torch.addmm(weight.grad, a, b, out_dtype=torch.float32, out=weight.grad)
+    return None
+
+
+@functools.cache
+def _adds_in_place(dtype: torch.dtype) -> bool:
+    """Whether this PyTorch adds a half-precision product to a float32 matrix in place."""
+    a = torch.eye(16, dtype=dtype, device="cuda")
+    total = torch.ones(16, 16, device="cuda")
+    try:
+        torch.addmm(total, a, a, out_dtype=torch.float32, out=total)
+    except (RuntimeError, TypeError):
+        return False
+    return bool(torch.equal(total, torch.ones_like(total) + torch.eye(16, device="cuda")))

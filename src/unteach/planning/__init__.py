@@ -1,0 +1,1 @@
+"""Memory, disk and time of a run, before anything is loaded."""

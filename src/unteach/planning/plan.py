@@ -1,0 +1,393 @@
+"""Before a run: how much memory and disk it needs, how many steps and tokens, and whether that fits this machine.
+
+Nothing is loaded: the model's ``config.json`` and the headers of its weights files say enough. Passes are rehearsed on
+tensors without data (``rehearsal.py``). ``docs/scaling.md`` compares the result with measured runs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from unteach.config import ForgetConfig, Method
+from unteach.errors import InputError
+from unteach.method.mean_teacher import BUCKET_ELEMENTS
+from unteach.models import context_length
+from unteach.models.folder import check_folder, find_folder, stored_tensors
+from unteach.models.precision import resolved_precision
+from unteach.planning.free_space import free_device_memory, free_disk, free_host_memory
+from unteach.planning.rehearsal import FLOAT, Rehearsal
+
+__all__ = ["EVALUATION", "Memory", "Plan", "plan"]
+
+PROBE_TOKENS, QUESTION_TOKENS, SCORED_TOKENS = 192, 1024, 1024
+"""Longest prompt with its continuation, longest question with its examples, longest text that is scored."""
+SCORED_TOGETHER = 64
+SHORTEST = 64
+"""Advice does not go below this max_tokens."""
+ALLOWANCE = {"cpu": (384 * 2**20, 0.65), "cuda": (512 * 2**20, 0.05)}
+"""What the allocator keeps back and libraries take: so many bytes, and this share of what comes and goes in a run."""
+EVALUATION = "in an evaluation"
+"""The moment that is no part of a step and takes, on a GPU, what is free."""
+SMALL_FILES = 64 * 2**20
+"""Disk for metrics, evaluations, the report and the tokenizer."""
+_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Memory of a run on its device, in bytes."""
+
+    parts: dict[str, int]
+    """What each part takes; not all are there at the same time."""
+    moments: dict[str, int]
+    """What is there at the same time, at each moment of a run that may be the one that needs most."""
+    checkpoint: int
+    """Size of a checkpoint."""
+
+    @property
+    def needed(self) -> int:
+        """The most at once."""
+        return max(self.moments.values())
+
+    @property
+    def peak(self) -> str:
+        """The moment that needs most."""
+        return max(self.moments, key=lambda moment: self.moments[moment])
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a run needs and what this machine has. Sizes in bytes; None: cannot be known here."""
+
+    model: str
+    device: str
+    parameters: int
+    trainable: int
+    memory: Memory
+    available: int | None
+    """Free memory of the device."""
+    host_needed: int
+    """Main memory that a run on another device needs; 0 for a run in main memory itself."""
+    host_available: int | None
+    disk_needed: int
+    disk_available: int | None
+    out: str
+    steps: int
+    """At most."""
+    forget_tokens: int
+    """Per step, at most."""
+    general_tokens: int
+    """Per step, at most."""
+    advice: str
+    """What to change where the memory does not suffice."""
+    ranks: int = 1
+    """Processes that share the run; memory is that of each."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether nothing is known to be too little."""
+        return not self.problems()
+
+    def problems(self) -> list[str]:
+        """What is too little, one line each, with what to change."""
+        wrong = []
+        if _over(self.memory.needed, self.available):
+            wrong.append(
+                f"the run needs {_size(self.memory.needed)} of memory on {self.device} {self.memory.peak}, "
+                f"{_size(self.available)} are free: {self.advice}"
+            )
+        if _over(self.host_needed, self.host_available):
+            wrong.append(
+                f"the run needs {_size(self.host_needed)} of main memory (to load weights and checkpoints), "
+                f"{_size(self.host_available)} are free: use a machine with more"
+            )
+        if _over(self.disk_needed, self.disk_available):
+            wrong.append(
+                f"out is {self.out!r}: the run needs {_size(self.disk_needed)} of disk, {_size(self.disk_available)} "
+                f"are free there: lower keep_checkpoints (each takes {_size(self.memory.checkpoint)}) or name a folder "
+                "on another disk"
+            )
+        return wrong
+
+    def lines(self) -> list[str]:
+        """The plan for people."""
+        where, memory = self.device, "memory"
+        if self.ranks > 1:
+            where, memory = f"{self.device}, {self.ranks} ranks", "memory of each rank"
+        shown = [f"{self.model} on {where}: {self.parameters:,} parameters, {self.trainable:,} of them trained"]
+        width = max(map(len, self.memory.parts))
+        shown += [f"  {part:<{width}}  {_size(size):>10}" for part, size in self.memory.parts.items() if size]
+        shown.append(f"{memory}: {_size(self.memory.needed)} at most, {self.memory.peak}; {_free(self.available)}")
+        if self.host_needed:
+            shown.append(f"main memory: {_size(self.host_needed)} at most, {_free(self.host_available)}")
+        shown.append(f"disk: {_size(self.disk_needed)} at most, {_free(self.disk_available)} at {self.out!r}")
+        each = self.forget_tokens + self.general_tokens
+        shown.append(
+            f"steps: at most {self.steps:,}, each of at most {self.forget_tokens:,} forget tokens and "
+            f"{self.general_tokens:,} general tokens; at most {self.steps * each:,} tokens"
+        )
+        return [*shown, *(self.problems() or ["it fits"])]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        memory = dataclasses.asdict(self.memory) | {"needed": self.memory.needed, "peak": self.memory.peak}
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return values | {"memory": memory, "fits": self.fits, "problems": self.problems()}
+
+
+def plan(config: ForgetConfig, ranks: int | None = None) -> Plan:
+    """What a run with these settings needs, without loading anything.
+
+    Args:
+        config: Settings.
+        ranks: How many processes share the run, on this machine unless ``torchrun`` says otherwise; None: as many as
+            ``torchrun`` has started, else one.
+
+    Raises:
+        InputError: A model that the settings name cannot be used.
+    """
+    device = config.resolved_device()
+    ranks = ranks or int(os.environ.get("WORLD_SIZE", "1"))
+    here = min(ranks, int(os.environ.get("LOCAL_WORLD_SIZE", ranks)))
+    available = free_device_memory(device)
+    if available is not None and device.type == "cpu":
+        available //= here
+    run = _Run(config, device, ranks, available)
+    memory = run.memory(config)
+    host_needed = 0 if device.type == "cpu" else max(FLOAT * run.most_parameters, memory.checkpoint)
+    forget_length, general_length = run.lengths(config)
+    return Plan(
+        model=config.model,
+        device=str(device),
+        parameters=run.student(config).parameters,
+        trainable=run.student(config).trainable,
+        memory=memory,
+        available=available,
+        host_needed=host_needed,
+        host_available=free_host_memory(),
+        disk_needed=_disk(config, run, memory.checkpoint),
+        disk_available=free_disk(config.out),
+        out=config.out or ".",
+        steps=config.max_steps,
+        forget_tokens=config.batch * forget_length,
+        general_tokens=config.general_batch * general_length,
+        advice=_advice(config, run, available) if _over(memory.needed, available) else "",
+        ranks=ranks,
+    )
+
+
+class _Run:
+    """The models of a run, without weights, and the memory that settings need with them."""
+
+    def __init__(self, config: ForgetConfig, device: torch.device, ranks: int, available: int | None) -> None:
+        self.ranks, self.available = ranks, available
+        names = {"model": config.model, "reference": config.reference, "incompetent": config.incompetent}
+        self.folders: dict[str, Path] = {}
+        problems: list[str] = []
+        for option, name in names.items():
+            if name:
+                try:
+                    self.folders[option] = find_folder(name, option)
+                    problems += check_folder(self.folders[option], option)
+                except InputError as error:
+                    problems += error.problems
+        if problems:
+            raise InputError(problems)
+        self.device = device
+        others = [option for option in self.folders if option != "model"]
+        self.others = {option: Rehearsal(self.folders[option], option=option, kind=device.type) for option in others}
+        folder = self.folders["model"]
+        self._student = functools.cache(lambda trainable: Rehearsal(folder, trainable, kind=device.type))
+        every = [self.student(config), *self.others.values()]
+        self.most_parameters = max(rehearsal.parameters for rehearsal in every)
+
+    def student(self, config: ForgetConfig) -> Rehearsal:
+        """The model that is trained."""
+        return self._student(config.trainable)
+
+    def lengths(self, config: ForgetConfig) -> tuple[int, int]:
+        """Tokens of a forget sequence and of a general chunk, at most."""
+        return config.lengths(context_length(self.student(config).model))
+
+    def memory(self, config: ForgetConfig) -> Memory:
+        """Of the phase that needs most."""
+        each = [self._memory_of(config, method) for method in (*config.phases, config.method)]
+        return max(each, key=lambda memory: memory.needed)
+
+    def _memory_of(self, config: ForgetConfig, method: Method) -> Memory:
+        student, adamw = self.student(config), method.optimizer == "adamw"
+        forget_length, general_length = self.lengths(config)
+        batch, general_batch = (-(-rows // self.ranks) for rows in (config.batch, config.general_batch))
+        forget_rows = min(config.micro_batch or batch, batch)
+        together = config.micro_batch and max(1, config.micro_batch * forget_length // general_length)
+        general_rows = min(together or general_batch, general_batch)
+        in_forget = resolved_precision(config.precision.forget, self.device)
+        in_general = resolved_precision(config.precision.divergence, self.device)
+        checkpointed = config.checkpoint_activations
+        general = student.student_pass(
+            general_rows, general_length, in_general, method.divergence, checkpointed=checkpointed
+        )
+        reading = student.reading(general_rows, general_length, in_general)
+        base = self.others.get("incompetent") if method.loss == "it" else None
+        to_base, base_width = ("kl", base.width) if base else (None, None)
+        forget = student.student_pass(
+            forget_rows, forget_length, in_forget, to_base, base_width, checkpointed=checkpointed
+        )
+        base_reading = base.reading(forget_rows, forget_length, in_forget) if base else 0
+
+        trained, largest = FLOAT * student.trainable // self.ranks, student.largest // self.ranks
+        gathered = FLOAT * student.gathered if self.ranks > 1 else 0
+        outputs = FLOAT * student.width * general_batch * (general_length - 1)
+        if student.head_is_trained:
+            outputs += FLOAT * student.width * student.vocabulary
+        exchange = min(trained, FLOAT * (BUCKET_ELEMENTS + largest))
+        stepping = exchange
+        if adamw:  # on a GPU in one kernel, in place
+            stepping = 0 if self.device.type == "cuda" else 2 * FLOAT * largest
+        divided = {option: 1 if option == "incompetent" else self.ranks for option in self.others}
+        standing = {
+            "weights": FLOAT * student.parameters // self.ranks,
+            **{f"{name} model's weights": FLOAT * m.parameters // divided[name] for name, m in self.others.items()},
+            "teacher": trained,
+            "momentum": 2 * trained if adamw else trained,
+        }
+        stands = sum(standing.values())
+        fixed, share = ALLOWANCE.get(self.device.type, ALLOWANCE["cpu"])
+        evaluation = _evaluation_bytes(config, student, self.device)
+        if self.device.type == "cuda" and self.available is not None:  # batches are halved until they fit
+            room = int((self.available - stands - fixed) / (1 + share)) - gathered
+            if evaluation > room:
+                evaluation = max(room, _evaluation_bytes(config, student, self.device, one_by_one=True))
+        passing = {
+            "student's copy while the teacher reads": trained if adamw else 0,
+            "gradients": trained,
+            "gathered weights and gradients": gathered,
+            "teacher's outputs": outputs,
+            "activations": max(forget.activations, general.activations),
+            "vocabulary head": max(forget.head, general.head),
+            "optimizer step": stepping,
+            "evaluation": evaluation,
+        }
+        checkpoint = (4 if adamw else 3) * FLOAT * student.trainable
+        moments = {  # beside what stands
+            "while the teacher reads": outputs + gathered + (trained + reading if adamw else max(reading, exchange)),
+            "while the student reads forget text": trained + outputs + gathered + forget.peak + base_reading,
+            "while the student reads general text": trained + outputs + gathered + general.peak,
+            "in the optimizer step": trained + outputs + stepping,
+            EVALUATION: gathered + evaluation,
+        }
+        if self.device.type == "cpu" or self.ranks > 1:
+            moments["on going back to a checkpoint"] = trained if adamw else 2 * trained  # the saved state, twice
+        if self.device.type == "cpu" and self.ranks > 1:
+            moments["while the model is loaded"] = FLOAT * student.parameters
+        allowed = {moment: fixed + round(share * size) for moment, size in moments.items()}
+        totals = {moment: stands + size + allowed[moment] for moment, size in moments.items()}
+        parts = standing | passing | {"allowance": allowed[max(totals, key=lambda moment: totals[moment])]}
+        return Memory(parts, totals, checkpoint)
+
+
+def _evaluation_bytes(
+    config: ForgetConfig, student: Rehearsal, device: torch.device, *, one_by_one: bool = False
+) -> int:
+    """Of decoding (the cache twice, while its pieces are put together) or of scoring texts, whichever is more."""
+    from unteach.evaluation import generation, inference, scoring
+
+    kind, limit = "cpu", inference._HOST_MEMORY
+    if device.type == "cuda":
+        kind, limit = "cuda", int(inference._MEMORY_SHARE * torch.cuda.get_device_properties(device).total_memory)
+    model, text_config = student.model, student.model.config.get_text_config()
+    context, heads = context_length(model), text_config.num_attention_heads
+    rows = 1 if one_by_one else min(generation.BATCH_SIZE, 2 * config.probes)
+    length = min(context, QUESTION_TOKENS if config.questions else PROBE_TOKENS)
+    key_heads = getattr(text_config, "num_key_value_heads", None) or heads
+    head_width = getattr(text_config, "head_dim", None) or text_config.hidden_size // heads
+    cache = 2 * FLOAT * text_config.num_hidden_layers * key_heads * head_width * rows * length
+    together = max(1, min(rows, generation._PIECE_TOKENS[kind] // length))
+    decoding = 2 * min(limit, cache) + student.reading(together, length, "fp32")
+
+    positions = max(1, min(scoring._POSITIONS[kind], scoring._LOGITS[kind] // student.vocabulary))
+    length = min(context, SCORED_TOKENS, positions)
+    rows = 1 if one_by_one else max(1, min(SCORED_TOGETHER, 2 * config.probes, positions // length))
+    logits = FLOAT * student.vocabulary * length * (rows + 1)
+    return max(decoding, logits + student.reading(rows, length, "fp32"))
+
+
+def _disk(config: ForgetConfig, run: _Run, checkpoint: int) -> int:
+    """The saved model and the checkpoints: those kept, the protected one, and the one being written."""
+    tensors = stored_tensors(run.folders["model"]).values()
+    stored = [(math.prod(tensor.shape), _BYTES.get(tensor.dtype, FLOAT)) for tensor in tensors]
+    size = sum(numbers * each for numbers, each in stored)
+    if config.save_dtype != "source":
+        share = run.student(config).trainable / max(1, sum(numbers for numbers, _ in stored))
+        size += round(FLOAT * run.student(config).trainable - min(1.0, share) * size)
+    needed = size + min(config.keep_checkpoints + 2, config.max_steps + 1) * checkpoint + SMALL_FILES
+    files = Path(config.out, "checkpoints").rglob("*") if config.out else ()
+    there = sum(file.stat().st_size for file in files if file.is_file())
+    return max(0, needed - there)  # a resumed run has some already
+
+
+def _advice(config: ForgetConfig, run: _Run, available: int | None) -> str:
+    """The first of ever larger changes that makes the run fit."""
+    changed, shown = config, ""
+
+    def fits(**changes: Any) -> bool:
+        nonlocal changed, shown
+        changed = dataclasses.replace(changed, **changes)
+        names = ("micro_batch", "checkpoint_activations", "trainable", "max_tokens", "general_batch")
+        given = {name: getattr(changed, name) for name in names}
+        different = [
+            f"{name} to {'true' if value is True else value}"
+            for name, value in given.items()
+            if value != getattr(config, name)
+        ]
+        needed = run.memory(changed).needed
+        shown = f"set {' and '.join(different)}, which needs {_size(needed)}"
+        return not _over(needed, available)
+
+    size = min(config.micro_batch or max(config.batch, config.general_batch), max(config.batch, config.general_batch))
+    while size > 1:
+        size //= 2
+        if fits(micro_batch=size):
+            return f"{shown} and gives the same result"
+    if not config.checkpoint_activations and fits(checkpoint_activations=True):
+        return f"{shown} and gives the same result, slower"
+    smallest = run.memory(changed).needed
+    if config.trainable == "all" and fits(trainable="blocks"):
+        return shown
+    length = run.lengths(config)[0]
+    while length // 2 >= SHORTEST:
+        length //= 2
+        if fits(max_tokens=length):
+            return shown
+    rows = config.general_batch
+    while rows > 1:
+        rows //= 2
+        if fits(general_batch=rows):
+            return shown
+    return f"use a device with {_size(smallest)} free (with micro_batch 1 and checkpoint_activations)"
+
+
+def _over(needed: int, available: int | None) -> bool:
+    return available is not None and needed > available
+
+
+def _free(available: int | None) -> str:
+    return "free memory unknown" if available is None else f"{_size(available)} free"
+
+
+def _size(size: int | None) -> str:
+    """Bytes for people."""
+    if size is None:
+        return "unknown"
+    for unit, name in ((2**30, "GiB"), (2**20, "MiB")):
+        if size >= unit:
+            return f"{size / unit:.1f} {name}"
+    return f"{size / 2**10:.1f} KiB"

@@ -1,0 +1,264 @@
+"""Set alpha, lr, teacher_rate and damping from two measurements on the model itself.
+
+The paper's numbers suit 7B models only. By Theorem 1 a step moves the teacher by κη·α H_λ̄⁻¹g along the forget gradient
+g, where λ̄ = λ + (1-μ)κ/(1-ηκ). So ‖g‖, the loss L and the curvature c = gᵀHg/‖g‖² of the divergence in that direction
+say what the other numbers must be for a wished number of steps N, in any model and under any scaling of its weights:
+
+- κη = 5/N: the teacher's memory is a fifth of the run.
+- ηc = 0.4 (1-μ): the student settles along g within a few steps.
+- λ = c/10, so that λ̄ is 0.46 c for N = 40 and 0.23 c for N = 100: a longer run is nearer to the natural gradient.
+- α: most directions are far less curved than g's. There the teacher moves by κηα‖g‖/λ̄ a step, and in N steps should
+  move by 1.4 times the distance L/‖∇L‖ at which the loss of all tokens would be zero if it fell straight on. (g itself
+  is the gradient of the tokens that the loss looks at, see ``token_share``.)
+
+``docs/scaling.md`` shows the measurements behind the constants. The forget loss is measured as NLUL, whatever the run's
+loss is: those of LL and NPO vanish at the start and would say nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from unteach.config import ForgetConfig, Method
+from unteach.data import ForgetBatches, GeneralText
+from unteach.errors import InputError
+from unteach.method.shards import global_norm, local_part
+from unteach.method.vocab_head import Head
+from unteach.models.distributed import inside, parts_of_rank, ranks, sum_over_ranks
+from unteach.models.precision import resolved_precision
+from unteach.training.passes import (
+    SCALE_STEP,
+    InitialLogOdds,
+    chosen_tokens,
+    computing,
+    forget_term,
+    general_term,
+    hidden_states,
+    in_micro_batches,
+    loss_scale,
+    unscale_gradients,
+)
+
+__all__ = ["Measured", "calibrated", "is_complete", "measure", "noise_warning", "rounding_noise"]
+
+R = TypeVar("R")
+TEACHER_MEMORY = 5.0
+DAMPING_SHARE, STEP_SHARE = 0.1, 0.4
+TEACHER_WAY = 1.4
+ADAMW_LR, ADAMW_ALPHA = 1e-5, 0.05
+SMALLEST_DIVERGENCE = 1e-4
+"""The step along g is made long enough for this much divergence, far above rounding."""
+NOISE_SAMPLE = 4
+"""Sequences of each kind on which rounding is measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What calibration measures at the start of a run."""
+
+    loss: float
+    """NLUL of the forget text, of the tokens that the loss looks at."""
+    gradient_norm: float
+    """‖g‖, its gradient's norm."""
+    curvature: float
+    """c = gᵀHg/‖g‖² of the divergence on general text."""
+    distance: float
+    """NLUL of all tokens divided by its gradient's norm."""
+
+
+def is_complete(method: Method) -> bool:
+    """Whether every number of a method is given."""
+    needed = ("alpha", "lr") if method.optimizer == "adamw" else ("alpha", "lr", "teacher_rate", "damping")
+    return all(getattr(method, name) is not None for name in needed)
+
+
+def calibrated(method: Method, measured: Measured, wished_steps: int) -> Method:
+    """The method with every number given: those that were None follow from the measurement."""
+    if method.optimizer == "adamw":
+        return dataclasses.replace(method, lr=method.lr or ADAMW_LR, alpha=method.alpha or ADAMW_ALPHA)
+    slide = min(0.5, TEACHER_MEMORY / wished_steps)  # κη
+    damping = DAMPING_SHARE * measured.curvature if method.damping is None else method.damping
+    lr = method.lr or STEP_SHARE * (1 - method.momentum) / measured.curvature
+    teacher_rate = slide / lr if method.teacher_rate is None else method.teacher_rate
+    if not 0 < lr * teacher_rate < 1:
+        if method.alpha is None:
+            raise InputError(
+                f"teacher_rate is {teacher_rate:g} and lr {lr:g}: alpha is measured only for a teacher that slides, lr "
+                "· teacher_rate between 0 and 1; give alpha too"
+            )
+        return dataclasses.replace(method, lr=lr, teacher_rate=teacher_rate, damping=damping)
+    effective = damping + (1 - method.momentum) * teacher_rate / (1 - lr * teacher_rate)
+    pace = lr * teacher_rate * measured.gradient_norm / effective
+    alpha = method.alpha or TEACHER_WAY * measured.distance / (pace * wished_steps)
+    return dataclasses.replace(method, alpha=alpha, lr=lr, teacher_rate=teacher_rate, damping=damping)
+
+
+def measure(
+    model: Any, parameters: list[Tensor], forget: ForgetBatches, general: GeneralText, config: ForgetConfig
+) -> Measured:
+    """Loss and gradient of NLUL on a forget batch, and the divergence's curvature along that gradient.
+
+    The model is left as it was, bit for bit.
+    """
+    sequences = [forget.sequences[n] for n in forget.numbers(0, 2 * config.batch)]
+    whole = _forget_gradient(model, parameters, sequences, config, 1.0)
+    whole_norm = global_norm([p.grad for p in parameters if p.grad is not None])
+    distance = whole / whole_norm if whole_norm else math.nan
+    loss_value = whole
+    if config.method.token_share < 1:
+        loss_value = _forget_gradient(model, parameters, sequences, config, config.method.token_share)
+    gradients = [p.grad for p in parameters]
+    for p in parameters:
+        p.grad = None
+    if any(g is None for g in gradients):
+        raise ValueError(
+            "a trainable weight has no gradient from the forget text: leave it out of the trainable weights"
+        )
+    norm = global_norm([g for g in gradients if g is not None])
+    direction = [local_part(g) for g in gradients if g is not None]
+    if not 0 < norm < torch.inf:
+        raise ValueError(f"the forget gradient's norm is {norm}: the model gives no usable signal on these documents")
+
+    values = [local_part(p.detach()) for p in parameters]
+    parts = parts_of_rank(general.batch(0, config.general_batch), lambda x: in_micro_batches(x, config.micro_batch))
+    with torch.no_grad():
+        with computing(model, config.precision.divergence):
+            hidden = [inside(model, hidden_states, part)[0] for part, _ in parts]
+            head = inside(model, lambda model: Head.of(model).detached())
+        start = [value.clone() for value in values]
+        step = 0.01 * distance
+        while True:
+            torch._foreach_add_(values, direction, alpha=-step / norm)
+            terms = []
+            with computing(model, config.precision.divergence):
+                for (chunks, weight), teacher in zip(parts, hidden, strict=True):
+                    term, tokens = inside(model, general_term, chunks, "kl", teacher, head)
+                    terms.append((weight * tokens * float(term), weight * tokens))
+            torch._foreach_copy_(values, start)
+            summed, counted = sum_over_ranks([sum(column) for column in zip(*terms, strict=True)])
+            divergence = summed / counted
+            if divergence >= SMALLEST_DIVERGENCE or step >= 0.3 * distance:
+                return Measured(loss_value, norm, max(2 * divergence / step**2, 1e-12), distance)
+            step *= 2
+
+
+def noise_warning(
+    model: Any, parameters: list[Tensor], forget: ForgetBatches, general: GeneralText, config: ForgetConfig
+) -> str | None:
+    """A line for people where rounding would hide the first steps' signal, see ``rounding_noise``; else None.
+
+    In fp32, and for sharded weights, nothing is measured. Every number of the config's methods must be given.
+    """
+    chosen = resolved_precision(config.precision.divergence, parameters[0].device)
+    if chosen == "fp32" or ranks() > 1:
+        return None
+    noise, signal = rounding_noise(model, parameters, forget, general, config)
+    if noise <= signal:
+        return None
+    return (
+        f"warning: precision.divergence is {chosen}, whose rounding changes the gradient by {noise:.2g} where the "
+        f"signal of the first steps is {signal:.2g}: set it to {'fp16 or fp32' if chosen == 'bf16' else 'fp32'}"
+    )
+
+
+def rounding_noise(
+    model: Any, parameters: list[Tensor], forget: ForgetBatches, general: GeneralText, config: ForgetConfig
+) -> tuple[float, float]:
+    """How much rounding changes the divergence's gradient in the first steps, and the signal that it adds to.
+
+    Student and teacher are the same network but for the first steps' way, which is taken along the forget gradient g:
+    1/(1-μ) steps of the mean teacher, one of AdamW. There the gradient is computed in the run's precision and in fp32.
+    The model is left as it was, bit for bit.
+
+    Returns:
+        ``noise`` ‖∇D computed - ∇D in fp32‖ and ``signal`` α‖g‖, g that of NLUL, both on a few sequences.
+    """
+    method, precision = (*config.phases, config.method)[0], config.precision.divergence
+    sample = min(NOISE_SAMPLE, config.micro_batch or NOISE_SAMPLE)
+    sequences = [forget.sequences[n] for n in forget.numbers(0, min(sample, config.batch))]
+    chunks = general.batch(0, min(sample, config.general_batch))
+    _forget_gradient(model, parameters, sequences, config, config.method.token_share)
+    norm = global_norm([p.grad for p in parameters if p.grad is not None])
+    signal = (method.alpha or 1.0) * norm
+
+    def teacher_hidden(name: str) -> Tensor:
+        with torch.no_grad(), computing(model, name):
+            return hidden_states(model, chunks)[0]
+
+    def backward(name: str, teacher: Tensor, scale: float = 1.0) -> None:
+        with computing(model, name, checkpointed=config.checkpoint_activations):
+            (scale * general_term(model, chunks, method.divergence, teacher, head)[0]).backward()
+
+    chosen, exact, head = teacher_hidden(precision), teacher_hidden("fp32"), Head.of(model).detached()
+    start = [p.detach().clone() for p in parameters]
+    way = _first_way(method, signal, sum(p.numel() for p in parameters))
+    with torch.no_grad():
+        for p in parameters:
+            if p.grad is not None and norm:
+                p.sub_(p.grad, alpha=way / norm)
+    try:
+        tokens = sum(len(chunk) - 1 for chunk in chunks)
+        _with_loss_scale(parameters, precision, tokens, lambda scale: backward(precision, chosen, scale))
+        for p in parameters:
+            if p.grad is not None:
+                p.grad.neg_()
+        backward("fp32", exact)  # adds to what is there: the difference
+        return global_norm([p.grad for p in parameters if p.grad is not None]), signal
+    finally:
+        with torch.no_grad():
+            torch._foreach_copy_(parameters, start)
+        for p in parameters:
+            p.grad = None
+
+
+def _first_way(method: Method, signal: float, count: int) -> float:
+    """Length of the first steps' way, for a gradient of norm ``signal`` and ``count`` weights."""
+    lr = method.lr or ADAMW_LR
+    if method.optimizer == "adamw":  # moves each weight by lr
+        return lr * math.sqrt(count) * (0.1 if method.warmup else 1.0)
+    clipped = signal if method.clip is None else min(signal, method.clip)
+    return lr * clipped / (1 - method.momentum)
+
+
+def _forget_gradient(
+    model: Any, parameters: list[Tensor], sequences: list[list[int]], config: ForgetConfig, share_of_tokens: float
+) -> float:
+    """NLUL of sequences, its gradient left in ``.grad``."""
+    total = sum(chosen_tokens(len(sequence) - 1, share_of_tokens) for sequence in sequences)
+    initial = InitialLogOdds(model, sequences, config) if share_of_tokens < 1 else None
+
+    def backward(scale: float) -> float:
+        value = 0.0
+        with computing(model, config.precision.forget, checkpointed=config.checkpoint_activations):
+            size = config.micro_batch or config.batch
+            for numbers, weight in parts_of_rank(range(len(sequences)), lambda x: in_micro_batches(x, size)):
+                chosen = initial and initial.least_sure(numbers, share_of_tokens, parameters[0].device)
+                part = [sequences[n] for n in numbers]
+                loss, _, tokens = inside(model, forget_term, part, Method(), None, chosen)
+                share = weight * tokens / total
+                (scale * share * loss).backward()
+                value += share * float(loss.detach())
+        return value
+
+    return sum_over_ranks([_with_loss_scale(parameters, config.precision.forget, total, backward)])[0]
+
+
+def _with_loss_scale(parameters: list[Tensor], precision: str, tokens: int, backward: Callable[[float], R]) -> R:
+    """Call ``backward`` with a loss scale, lowered until the gradients are finite; ``.grad`` holds them, unscaled."""
+    scale = loss_scale(tokens, precision, device=parameters[0].device)
+    while True:
+        for p in parameters:
+            p.grad = None
+        result = backward(scale)
+        unscale_gradients(parameters, scale)
+        found = [p.grad for p in parameters if p.grad is not None]
+        if scale <= 1 or math.isfinite(global_norm(found)):
+            return result
+        scale = max(1.0, scale / SCALE_STEP)

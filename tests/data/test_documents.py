@@ -1,0 +1,233 @@
+from __future__ import annotations
+
+import gzip
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+
+from unteach.data.documents import Documents, _Reader, read_documents, skipped_summary
+from unteach.errors import InputError
+
+
+def write(path: Path, content: str | bytes) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+def problems_of(source: Path | str, **options: object) -> list[str]:
+    with pytest.raises(InputError) as caught:
+        read_documents(str(source), **options)  # type: ignore[arg-type]
+    assert str(caught.value) == "\n".join(caught.value.problems)
+    assert all("\n" not in problem for problem in caught.value.problems)
+    return caught.value.problems
+
+
+def test_error_has_one_line_per_problem_and_survives_pickling() -> None:
+    error = InputError(["first\n  line", "second"])
+    assert error.problems == ["first line", "second"]
+    assert str(error) == "first line\nsecond"
+    assert pickle.loads(pickle.dumps(error)).problems == error.problems
+    assert InputError("one\nproblem").problems == ["one problem"]
+
+
+def test_folder_is_read_in_the_order_of_names_with_its_folders(tmp_path: Path) -> None:
+    write(tmp_path / "b.txt", "second\r\nline")
+    write(tmp_path / "a.md", "\ufefffirst")
+    write(tmp_path / "c" / "d.TXT", "fünfte")
+    write(tmp_path / "c" / "a.jsonl", '{"text": "third"}\n\n{"text": "fourth"}\n')
+    write(tmp_path / ".hidden" / "x.bin", b"\0")
+    write(tmp_path / "e.txt", " \n\t")
+    documents = read_documents(str(tmp_path))
+    assert documents.texts == ["first", "second\r\nline", "third", "fourth", "fünfte"]
+    assert documents.labels == ["a.md", "b.txt", "c/a.jsonl, line 1", "c/a.jsonl, line 3", "c/d.TXT"]
+    assert documents.skipped == [("e.txt", "empty")]
+    assert skipped_summary(documents.skipped) == "1 skipped (1 empty)"
+    assert (documents.name, documents.share) == (str(tmp_path), 1.0)
+
+
+RECORDS = [{"text": "one", "id": 1}, {"text": "zwei ü", "id": 2}, {"text": None, "id": 3}]
+
+
+def test_record_files_of_every_kind_give_the_same_documents(tmp_path: Path) -> None:
+    from pyarrow import Table, parquet
+
+    lines = "".join(json.dumps(record) + "\n" for record in RECORDS)
+    parquet.write_table(Table.from_pylist(RECORDS), tmp_path / "a.parquet")
+    files = [
+        write(tmp_path / "a.jsonl", lines),
+        write(tmp_path / "a.jsonl.gz", gzip.compress(lines.encode())),
+        write(tmp_path / "a.json", json.dumps(RECORDS, indent=1)),
+        write(tmp_path / "a.json.gz", gzip.compress(json.dumps(RECORDS).encode())),
+        write(tmp_path / "lines.json", lines),
+        write(tmp_path / "texts.json", json.dumps(["one", "zwei ü", ""])),
+        tmp_path / "a.parquet",
+    ]
+    for file in files:
+        documents = read_documents(str(file))
+        assert documents.texts == ["one", "zwei ü"], file
+        assert [reason for _, reason in documents.skipped] == ["empty"], file
+    assert len({read_documents(str(file)).sha256 for file in files}) == 1
+
+
+def test_text_field_chooses_the_field(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.jsonl", '{"body": "yes", "text": "no"}\n')
+    assert read_documents(str(file), text_field="body").texts == ["yes"]
+
+
+def test_every_problem_of_a_folder_is_reported_at_once(tmp_path: Path) -> None:
+    from pyarrow import Table, parquet
+
+    write(tmp_path / "a.txt", "good")
+    write(tmp_path / "binary.txt", b"PK\x03\0\x04")
+    write(tmp_path / "latin.md", b"Gr" + b"\xfc\xdfe")
+    write(tmp_path / "photo.png", b"\x89PNG")
+    write(tmp_path / "README", "no extension")
+    write(tmp_path / "broken.jsonl", '{"text": "good"}\n{"text": \n{"text": 5}\n[1]\n')
+    write(tmp_path / "fields.jsonl", '{"body": "x", "id": 1}\n' * 3)
+    write(tmp_path / "bytes.jsonl", b'{"text": "good"}\n{"text": "\xff"}\n')
+    write(tmp_path / "nul.jsonl", b'{"text": "good"}\n{"text": "\0"}\n{"text": \n')
+    write(tmp_path / "half.jsonl", '{"text": "a\\ud800"}\n')
+    write(tmp_path / "broken.json", '[{"text": "a"},\n {"text"]')
+    write(tmp_path / "number.json", "3")
+    write(tmp_path / "cut.jsonl.gz", gzip.compress(b'{"text": "a"}\n' * 100)[:-12])
+    write(tmp_path / "broken.parquet", b"PAR1 and no more")
+    parquet.write_table(Table.from_pylist([{"body": "x"}]), tmp_path / "fields.parquet")
+    start = f"documents is '{tmp_path}': "
+    problems = problems_of(tmp_path)
+    assert all(problem.startswith(start) for problem in problems)
+    found = "\n".join(problem.removeprefix(start) for problem in problems)
+    for expected in (
+        "binary.txt: not a text but a binary file (or UTF-16): NUL at byte 3",
+        "latin.md: invalid UTF-8 at byte 2 (0xfc)",
+        "photo.png: unknown extension '.png', must be one of .txt, .md, .jsonl, .json, .parquet",
+        "README: no extension",
+        "broken.jsonl, line 2: broken JSON: Expecting value at column 10",
+        "broken.jsonl, line 3: field 'text' is int, must be text",
+        "broken.jsonl, line 4: must be an object with field 'text'",
+        "fields.jsonl: no field 'text' in line 1 and 2 more; there is 'body', 'id': set text_field",
+        "bytes.jsonl, line 2: invalid UTF-8 at byte 27 (0xff)",
+        "nul.jsonl, line 2: not a text but a binary file (or UTF-16): NUL at byte 27",
+        "half.jsonl, line 1: character 1 is half of a surrogate pair",
+        "broken.json, line 2, column 9: broken JSON",
+        "number.json: must be an array of objects with field 'text'",
+        "cut.jsonl.gz: cannot be read: ",
+        "broken.parquet: not a readable .parquet file: ",
+        "fields.parquet: no field 'text' in its columns; there is 'body': set text_field",
+    ):
+        assert expected in found
+    assert len(problems) == 16
+
+
+def test_many_problems_are_counted_not_listed(tmp_path: Path) -> None:
+    for number in range(30):
+        write(tmp_path / f"{number:02}.pdf", b"%PDF")
+    problems = problems_of(tmp_path)
+    assert len(problems) == 21
+    assert problems[-1].endswith("and 10 more problems like these")
+
+
+def test_missing_and_empty_sources(tmp_path: Path) -> None:
+    assert problems_of(tmp_path / "none") == [f"documents is '{tmp_path}/none': there is no such file or folder"]
+    (tmp_path / "empty").mkdir()
+    assert "the folder is empty" in problems_of(tmp_path / "empty", option="general")[0]
+    assert problems_of(tmp_path / "empty", option="general")[0].startswith("general is ")
+    file = write(tmp_path / "blank.jsonl", "\n\n")
+    assert problems_of(file)[0].endswith("there is no document in it: it has no records")
+    file = write(tmp_path / "blank.txt", " ")
+    assert problems_of(file)[0].endswith("there is no document in it: 1 skipped (1 empty)")
+
+
+def test_names_that_look_like_paths_are_never_asked_for_on_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_Reader, "read_hub", lambda *_: pytest.fail("asked the hub"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "texts").mkdir()
+    for source in ("texts/mine", "./a/b", "../a", "a/b/c", "folder/", "plain", "owner/name.jsonl", "~/x"):
+        assert problems_of(source) == [f"documents is {source!r}: there is no such file or folder"]
+
+
+def test_a_dataset_that_cannot_be_had_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    (problem,) = problems_of("unteach-tests/not-there:news:train")
+    assert problem.startswith("documents is 'unteach-tests/not-there:news:train': there is no such file or folder here")
+    assert "the Hugging Face dataset cannot be read" in problem
+
+
+def test_dataset_names_have_subset_and_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    splits = "[{split: train, path: a.jsonl}, {split: test, path: b.jsonl}]"
+    write(tmp_path / "owner/name/README.md", f"---\nconfigs:\n- config_name: news\n  data_files: {splits}\n---\n")
+    for file in "ab":
+        write(tmp_path / f"owner/name/{file}.jsonl", "".join(f'{{"text": "{file}{n}"}}\n' for n in range(5)))
+    for source, expected in (("owner/name", "a"), ("owner/name:news", "a"), ("owner/name:news:test", "b")):
+        reader = _Reader("text", "documents", source, None)
+        reader.read_hub(source, seed=0)  # where the name is a folder here, the library reads that
+        assert reader.documents().texts == [f"{expected}{n}" for n in range(5)]
+    reader = _Reader("text", "general", "owner/name", 6)
+    reader.read_hub("owner/name", seed=1)
+    assert len(reader.documents()) == 3
+
+
+def test_rows_of_a_streamed_dataset_are_read_only_as_far_as_needed() -> None:
+    from datasets import Dataset
+
+    rows = Dataset.from_list([{"body": "x" * 100, "number": number} for number in range(50)]).to_iterable_dataset()
+    reader = _Reader("body", "general", "owner/name", 1000)
+    reader.read_rows(rows)
+    assert len(reader.documents()) == 10
+    reader = _Reader("text", "general", "owner/name", None)
+    reader.read_rows(rows)
+    with pytest.raises(InputError, match="no field 'text' in row 1; there is 'body', 'number': set text_field"):
+        reader.documents()
+
+
+def test_embedded_parts_have_names() -> None:
+    from unteach.corpora import micro
+
+    assert read_documents("micro:general_heldout").texts == micro.documents("general_heldout")
+    assert "micro:nonsense" in problems_of("micro:nonsense")[0]
+
+
+def test_large_sources_are_sampled_evenly_and_the_same_for_a_seed(tmp_path: Path) -> None:
+    texts = [f"{number:04} " + "x" * 95 for number in range(2000)]
+    file = write(tmp_path / "a.jsonl", "".join(json.dumps({"text": text}) + "\n" for text in texts))
+    sample = read_documents(str(file), max_bytes=40_000, seed=3)
+    assert sample.texts == read_documents(str(file), max_bytes=40_000, seed=3).texts
+    assert sample.texts != read_documents(str(file), max_bytes=40_000, seed=4).texts
+    assert sum(map(len, sample.texts)) <= 40_100
+    assert 250 < len(sample) <= 400
+    assert 0.15 < sample.share < 0.2
+    numbers = [int(text[:4]) for text in sample.texts]
+    assert numbers == sorted(numbers)
+    assert all(sum(start <= number < start + 500 for number in numbers) > 25 for start in (0, 500, 1000, 1500))
+    for number, text in enumerate(texts[:100]):
+        write(tmp_path / "folder" / f"{number:03}.txt", text)
+    assert 10 < len(read_documents(str(tmp_path / "folder"), max_bytes=3_000)) <= 31
+    assert read_documents(str(file), max_bytes=10**9).texts == texts
+
+
+def test_set_aside_splits_without_loss() -> None:
+    documents = Documents("name", [f"text {number}" for number in range(20)])
+    rest, aside = documents.set_aside(5, seed=1)
+    assert (len(rest), len(aside)) == (15, 5)
+    assert sorted(rest.labels + aside.labels) == sorted(documents.labels)
+    assert aside.texts == documents.set_aside(5, seed=1)[1].texts
+    assert aside.texts != documents.set_aside(5, seed=2)[1].texts
+    assert documents.labels[0] == "document 1"
+    with pytest.raises(ValueError, match="count is 20, must be at least 0 and less than the 20 documents"):
+        documents.set_aside(20, seed=1)
+    with pytest.raises(ValueError, match="labels are 1"):
+        Documents("name", ["a", "b"], ["only one"])

@@ -1,0 +1,505 @@
+"""The paper's experiments as commands: tiny budgets, the real models and the real job."""
+
+import functools
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from unteach.cli import COMMANDS, main
+from unteach.corpora import micro
+from unteach.data import read_documents
+from unteach.errors import InputError
+from unteach.experiments import losses, side_by_side, theorem
+from unteach.experiments.cells import Book, Cell, code_version, mean_and_std, result_table, thinned, what_runs
+from unteach.experiments.reproduce import ReproduceOptions, run
+from unteach.experiments.side_by_side import CellError, number_of_jobs
+from unteach.experiments.sources import build
+
+TINY = {
+    "general": "micro:general_heldout",
+    "max_steps": 2,
+    "evaluate_every": 2,
+    "batch": 2,
+    "general_batch": 2,
+    "general_tokens": 32,
+    "probes": 2,
+}
+
+
+def options(tmp_path: Path, name: str, *, config: dict | None = None, only: str = "", **others) -> ReproduceOptions:
+    settings = tmp_path / "settings.yaml"
+    parts = {"config": TINY | (config or {}), "losses": {"steps": 6, "escape_epochs": 1}, "recovery": {"steps": 2}}
+    settings.write_text(yaml.safe_dump(parts))
+    return ReproduceOptions(
+        name=name,
+        settings=settings,
+        seeds="0",
+        only=only,
+        out=tmp_path / "results",
+        device="cpu",
+        **{"limit": 2, "jobs": 1, **others},
+    )
+
+
+def measured(text: str) -> list[str]:
+    return [line.removeprefix("measuring ") for line in text.splitlines() if line.startswith("measuring")]
+
+
+@pytest.mark.slow
+def test_a_cell_is_measured_once_and_another_setting_is_noticed(tmp_path, capsys):
+    first = run(options(tmp_path, "methods", only="adamw-ll-kl"))
+    shown = capsys.readouterr()
+    assert measured(shown.err) == ["adamw-ll-kl, seed 0"]
+    assert "| adamw-ll-kl | missing |" in shown.err
+    assert "| adamw-ll-kl |   done |" in shown.err
+    assert "adamw-ll-kl" in shown.out
+    assert first["missing"] == 0
+    file = tmp_path / "results" / "micro" / "adamw-ll-kl-seed-0.json"
+    content = json.loads(file.read_text())
+    assert content["steps"] == 2
+    assert content["curve"]["step"] == [1, 2]
+    assert content["method"]["lr"] == 3e-4
+    assert {"verbmem_f", "knowmem_f", "knowmem_r", "privleak", "nll_general"} <= set(content["metrics"])
+    assert {"value", "low", "high"} == set(content["metrics"]["verbmem_f"])
+    assert content["examples"]["verbmem_f"][0]["output"]
+    assert str(tmp_path) not in file.read_text()
+    assert file.stat().st_size < 20_000
+
+    again = run(options(tmp_path, "methods", only="adamw-ll-kl"))
+    assert measured(capsys.readouterr().err) == []
+    assert again["cells"] == first["cells"]
+
+    run(options(tmp_path, "methods", config={"batch": 3}, only="adamw-ll-kl", list=True))
+    assert "| adamw-ll-kl | other settings |" in capsys.readouterr().err
+    assert json.loads(file.read_text()) == content
+
+
+def counted(folder: Path, settings: dict, done: list, **others) -> tuple[Book, Cell]:
+    def work() -> dict:
+        done.append(settings)
+        return {"metrics": {"verbmem_f": {"value": float("nan"), "low": None, "high": None}}}
+
+    return Book(folder, lambda line: None, **others), Cell(name="a", seed=1, settings=settings, run=work)
+
+
+def test_an_interrupted_run_keeps_what_is_finished(tmp_path):
+    done: list = []
+    book, finished = counted(tmp_path, {"x": 1}, done)
+
+    def stop() -> dict:
+        raise KeyboardInterrupt
+
+    broken = Cell(name="b", seed=1, settings={}, run=stop)
+    with pytest.raises(KeyboardInterrupt):
+        book.complete([finished, broken])
+    assert [book.state(cell) for cell in (finished, broken)] == ["done", "missing"]
+    repaired = Cell(name="b", seed=1, settings={}, run=lambda: {"metrics": {}})
+    contents = book.complete([finished, repaired])
+    assert [content["name"] for content in contents] == ["a", "b"]
+    assert len(done) == 1
+    assert contents[0]["metrics"]["verbmem_f"]["value"] is None  # JSON has no NaN
+
+
+def test_a_cell_of_older_code_is_noticed_and_measured_again_on_request(tmp_path):
+    done: list = []
+    book, cell = counted(tmp_path, {"x": 1}, done)
+    book.get(cell)
+    content = json.loads(book.path(cell).read_text())
+    assert content["code"] == code_version()
+    book.path(cell).write_text(json.dumps(content | {"code": "0" * 16}))
+    assert book.state(cell) == "older code"
+    assert "older code" in book.states([cell])
+    book.complete([cell])
+    assert len(done) == 1
+    fresh, cell = counted(tmp_path, {"x": 1}, done, fresh=True)
+    fresh.complete([cell])
+    assert len(done) == 2
+    assert fresh.state(cell) == "done"
+
+
+def test_every_python_version_knows_the_code_by_the_same_text():
+    """Recorded with 3.11, 3.12 and 3.13, whose trees print differently."""
+    source = 'class A(B):\n    """Says."""\n    x: int = None  # why\n    def f(self, *, y=()):\n'
+    source += '        return f"{y!r} {self.x}"\n'
+    assert hashlib.sha256(what_runs(source).encode()).hexdigest()[:16] == "02f070a2c7a923df"
+    assert what_runs(source) == what_runs(source.replace("Says.", "Says more.").replace("  # why", ""))
+    assert what_runs(source) != what_runs(source.replace("y=()", "y=None"))
+
+
+@pytest.mark.slow
+def test_the_theorem_is_measured_once_and_listed_without_measuring(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(theorem, "Settings", functools.partial(theorem.Settings, num_steps=4, halvings=3))
+    listed = run(ReproduceOptions(name="theorem", out=tmp_path, seeds="1", device="cpu", list=True))
+    assert listed["missing"] == 1
+    assert not list(tmp_path.rglob("*.json"))
+    done = run(ReproduceOptions(name="theorem", out=tmp_path, seeds="1", device="cpu"))
+    assert done["missing"] == 0
+    assert [Path(figure).name for figure in done["figures"]] == ["theorem.svg"]
+    assert "softmax regression" in Path(done["table"]).read_text(encoding="utf-8")
+    capsys.readouterr()
+    again = run(ReproduceOptions(name="theorem", out=tmp_path, seeds="1", device="cpu", images=tmp_path / "again"))
+    assert measured(capsys.readouterr().err) == []
+    assert Path(again["figures"][0]).read_bytes() == Path(done["figures"][0]).read_bytes()
+
+
+def test_a_cell_with_other_settings_is_measured_again(tmp_path):
+    done: list = []
+    for settings in ({"x": 1}, {"x": 1}, {"x": 2}, {"x": 2}):
+        book, cell = counted(tmp_path, settings, done)
+        assert book.complete([cell])[0]["settings"] == settings
+    assert done == [{"x": 1}, {"x": 2}]
+
+
+def test_a_damaged_file_counts_as_missing(tmp_path):
+    done: list = []
+    book, cell = counted(tmp_path, {"x": 1}, done)
+    book.get(cell)
+    book.path(cell).write_text('{"key":')
+    assert book.state(cell) == "missing"
+    book.get(cell)
+    assert len(done) == 2
+
+
+def test_thinning_keeps_both_ends():
+    rows = [
+        {"step": n, "phase": 0, "nll_forget": 1 / 3, "forget_loss": float("inf"), "grad_norm": n, "divergence": 0.0}
+        for n in range(1, 202)
+    ]
+    curve = thinned(rows, 5)
+    assert curve["step"] == [1, 51, 101, 151, 201]
+    assert curve["nll_forget"] == [0.3333] * 5
+    assert curve["forget_loss"] == [None] * 5
+    assert thinned(rows[:1], 5)["step"] == [1]
+
+
+def test_tables_show_mean_and_sample_deviation():
+    assert mean_and_std([1.0, 2.0, 3.0]) == "2.0 (1.0)"
+    assert mean_and_std([1.25, None], 2) == "1.25"
+    assert mean_and_std([None]) == "–"
+    seeds = [{"verbmem_f": {"value": 10.0}}, {"verbmem_f": {"value": 14.0}}]
+    table = result_table({"a": seeds, "b": [{}]}, ("verbmem_f", "knowmem_f"), {"steps": ["3", "4"]})
+    assert table.splitlines()[2] == "| a   |  12.0 (2.8) |     3 |"
+    assert table.splitlines()[3] == "| b   |           – |     4 |"
+    assert "knowmem_f" not in table
+    small = result_table({"a": [{"tofu_model_utility": {"value": 0.2163}}]}, ("tofu_model_utility",))
+    assert "0.216" in small
+
+
+def test_the_table_of_losses_begins_where_the_mean_teacher_does():
+    curve = {"step": [1, 2, 3, 4], "nll_forget": [0.1, 0.2, 0.3, 0.4], "grad_norm": [5.0, 6.0, 7.0, 8.0]}
+    plain, escaped = (
+        {"name": name, "seed": 0, "metrics": {}, "curve": curve | {"phase": phases}}
+        for name, phases in (("plain", [0, 0, 0, 0]), ("escaped", [0, 0, 1, 1]))
+    )
+    rows = losses.table(None, [plain, escaped]).splitlines()[2:]
+    found = [[text.strip() for text in row.strip("|").split("|")] for row in rows]
+    assert found[0] == ["plain", "0.100", "0.400", "5.000", "8.000"]
+    assert found[1] == ["escaped", "0.300", "0.400", "7.000", "8.000"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("methods --seeds 0,a", "seeds is '0,a'"),
+        ("methods --seeds 0,0", "different whole numbers"),
+        ("methods --benchmark muse", "benchmark is 'muse': it must be one of micro"),
+        ("methods --benchmark tofu", "model is missing"),
+        ("methods --limit 0", "limit is 0"),
+        ("methods --jobs=-1", "jobs is -1"),
+        ("methods --only mt-nlul-kk", "did you mean mt-nlul-kl?"),
+        ("methods --settings nowhere.yaml", "settings is 'nowhere.yaml'"),
+        ("losses --device cup", "device is 'cup'"),
+    ],
+)
+def test_wrong_input_is_refused_in_one_line(flags, message, tmp_path, capsys):
+    assert main(["reproduce", *flags.split(), "--out", str(tmp_path)]) == 2
+    assert message in capsys.readouterr().err
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["losses", "recovery"])
+@pytest.mark.parametrize("benchmark", ["muse-news", "muse-news-tuning", "tofu"])
+def test_settings_of_the_real_model_can_be_read(benchmark, name, tmp_path, capsys):
+    settings = Path(__file__).parents[2] / "results" / "smollm2" / f"{benchmark}.yaml"
+    run(ReproduceOptions(name=name, settings=settings, out=tmp_path, device="cpu", list=True))
+    assert "0 done" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_every_experiment_runs_on_the_embedded_benchmark(tmp_path, capsys):
+    for name, only, count in (
+        ("methods", "target,retrained,mt-nlul-qkl-star,adamw-it-kl,adamw-npo-kl", 5),
+        ("losses", "loss-mt-nlul,loss-mt-npo-after-adamw", 2),
+        ("recovery", "recovery-retrained,recovery-adamw-npo-kl", 2),
+        ("sequential", "sequential-adamw-npo-kl,sequential-adamw-npo-kl-until-forgotten", 2),
+        ("retain-or-general", "adamw-npo-kl,adamw-npo-kl-on-retain", 2),
+        ("tradeoff", "", 1),
+    ):
+        result = run(options(tmp_path, name, config={"batch": 60} if name == "losses" else None, only=only))
+        done = [cell for cell in result["cells"] if cell["state"] == "done"]
+        assert len(done) >= count, name
+        assert all(cell["metrics"] for cell in done)
+        assert all(Path(figure).stat().st_size > 1000 for figure in result["figures"])
+        drawn = {"losses": 2, "sequential": 2, "recovery": 4, "retain-or-general": 2, "tradeoff": 9}
+        assert len(result["figures"]) == drawn.get(name, 0)
+    shown = capsys.readouterr()
+    assert measured(shown.err).count("adamw-npo-kl, seed 0") == 1  # methods' cell serves the others too
+    recovered = json.loads((tmp_path / "results/micro/recovery-adamw-npo-kl-seed-0.json").read_text())
+    unlearned = json.loads((tmp_path / "results/micro/adamw-npo-kl-seed-0.json").read_text())
+    assert recovered["before"]["metrics"] == unlearned["metrics"]  # the same steps give the same model
+    assert recovered["metrics"] != unlearned["metrics"]
+    for ending, rules in (("", {"max_steps"}), ("-until-forgotten", {"stop", "max_steps", "utility_floor"})):
+        file = tmp_path / f"results/micro/sequential-adamw-npo-kl{ending}-seed-0.json"
+        requests = json.loads(file.read_text())["requests"]
+        assert [request["request"] for request in requests] == [0, 1, 2, 3, 4]
+        assert requests[4]["metrics"]["nll_general"] != requests[0]["metrics"]["nll_general"]
+        assert {request["stop"]["rule"] for request in requests[1:]} <= rules
+
+
+@pytest.mark.slow
+def test_cells_side_by_side_are_those_of_one_process(tmp_path, capfd):
+    chosen = options(tmp_path, "sequential", jobs=2, only="sequential-mt-nlul-qkl,sequential-adamw-npo-kl")
+    result = run(chosen)
+    assert [cell["state"] for cell in result["cells"]] == ["done"] * 2
+    said = capfd.readouterr().err
+    assert "2 done, 0 missing" in said
+    for needed in ("target", "mt-nlul-qkl", "adamw-npo-kl"):  # both workers read the first: it is measured once
+        assert said.count(f": measuring {needed}, seed 0") == 1, needed
+    for name in ("mt-nlul-qkl", "adamw-npo-kl"):  # every request has the numbers that methods ran with
+        whole, parts = (
+            json.loads((tmp_path / "results" / "micro" / f"{kind}{name}-seed-0.json").read_text())
+            for kind in ("", "sequential-")
+        )
+        assert [request["method"] for request in parts["requests"][1:]] == [whole["method"]] * 4, name
+    (tmp_path / "alone").mkdir()
+    alone = run(options(tmp_path / "alone", "methods", only="adamw-npo-kl"))
+    beside = json.loads((tmp_path / "results" / "micro" / "adamw-npo-kl-seed-0.json").read_text())["metrics"]
+    for name, value in alone["cells"][0]["metrics"].items():
+        assert beside[name]["value"] == pytest.approx(value["value"], abs=0.05), name
+    files = sorted((tmp_path / "results" / "micro").glob("*.json"))
+    before = [file.stat().st_mtime_ns for file in files]
+    run(chosen)  # the cells are known as those of this command
+    assert [file.stat().st_mtime_ns for file in files] == before
+
+
+@pytest.mark.slow
+def test_a_cell_that_fails_side_by_side_is_named_and_the_others_are_done(tmp_path, capfd):
+    chosen = options(tmp_path, "methods", only="adamw-ll-kl,adamw-npo-kl", jobs=2)
+    parts = yaml.safe_load(chosen.settings.read_text())
+    chosen.settings.write_text(yaml.safe_dump(parts | {"methods": {"adamw-ll-kl": {"lr": 1e30}}}))
+    with pytest.raises(CellError, match="adamw-ll-kl, seed 0 failed: .*nan.*; the others are done"):
+        run(chosen)
+    assert "adamw-ll-kl, seed 0 failed" in capfd.readouterr().err
+    assert [file.name for file in chosen.out.rglob("*.json")] == ["adamw-npo-kl-seed-0.json"]
+
+
+def test_a_worker_that_reads_other_inputs_refuses(tmp_path, monkeypatch):
+    done: list = []
+    book, cell = counted(tmp_path, {"x": 1}, done)
+    monkeypatch.setattr(side_by_side, "_worker", {"book": book, "cells": {("a", 1): cell}})
+    with pytest.raises(InputError, match="changed after the start, or can be read once only"):
+        side_by_side._measure("a", 1, "the key of the command")
+    assert not done
+    side_by_side._measure("a", 1, cell.key)
+    assert done
+
+
+only_linux = pytest.mark.skipif(sys.platform != "linux", reason="finds the workers in /proc")
+
+
+def workers_of(command: int) -> list[int]:
+    """Its child processes that measure cells."""
+    children = [int(n) for n in Path(f"/proc/{command}/task/{command}/children").read_text().split()]
+    return [n for n in children if b"spawn_main" in Path(f"/proc/{n}/cmdline").read_bytes()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("who", ["the command", pytest.param("a worker", marks=only_linux)])
+def test_ended_it_leaves_no_worker_behind(tmp_path, who):
+    made = options(tmp_path, "methods", config={"max_steps": 10_000, "evaluate_every": 10_000})
+    (temporary := tmp_path / "temporary").mkdir()
+    flags = f"--settings {made.settings} --out {made.out} --seeds 0 --limit 2 --jobs 2 --device cpu"
+    words = [sys.executable, "-m", "unteach", "reproduce", "methods", "--only", "mt-nlul-kl,mt-nlul-qkl"]
+    with subprocess.Popen(
+        [*words, *flags.split()],
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env=os.environ | {"TMPDIR": str(temporary)},
+    ) as command:
+        started: set[str] = set()
+        while len(started) < 2:
+            line = command.stderr.readline()
+            assert line, command.wait()
+            started |= {line} if "stops at" in line else set()
+        if who == "the command":
+            command.send_signal(signal.SIGTERM)
+            assert "stopped; the same command goes on with the missing cells" in command.stderr.read()
+        else:
+            os.kill(workers_of(command.pid)[0], signal.SIGKILL)
+            assert "a worker was killed, most likely for lack of memory: take fewer --jobs" in command.stderr.read()
+    assert command.returncode == (130 if who == "the command" else 1)
+    assert not any(temporary.rglob("*.jsonl"))
+    assert not any(temporary.rglob("*.safetensors"))
+    for _ in range(100):
+        try:
+            os.killpg(command.pid, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.1)
+    pytest.fail("a worker is still running")
+
+
+def test_the_number_of_cells_side_by_side():
+    def jobs(missing: int, **given) -> int:
+        return number_of_jobs(ReproduceOptions(name="methods", **given), missing)
+
+    assert jobs(1000, benchmark="micro", device="cpu") == min(8, len(os.sched_getaffinity(0)))
+    if not torch.cuda.is_available():
+        assert jobs(1000, benchmark="micro") == jobs(1000, benchmark="micro", device="cpu")
+    assert jobs(1, benchmark="micro", device="cpu") == jobs(0, benchmark="micro", device="cpu") == 1
+    assert jobs(1000, benchmark="muse-news") == 1
+    assert jobs(1000, benchmark="muse-news", jobs=5) == 5
+
+
+@pytest.mark.slow
+def test_the_demo_of_the_help_works_when_pasted(tmp_path):
+    """Beside the other examples (test_cli.py), since it takes as long as all of them."""
+    (line,) = COMMANDS["demo"].examples
+    command = [sys.executable, "-m", "unteach", *line.split()[1:]]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=1200)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "demo" / "report.html").stat().st_size > 10_000
+
+
+def write_rows(path: Path, rows: list[dict]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def muse_folder(folder: Path) -> list[str]:
+    """A folder with MUSE's layout and embedded texts; returns the forget texts."""
+    texts = {part: micro.documents(part)[:8] for part in ("forget", "retain", "holdout")}
+    pairs = [{"question": f"Who is person {n}?", "answer": f"number {n}"} for n in range(8)]
+    write_rows(folder / "raw/forget.jsonl", [{"text": text} for text in texts["forget"]])
+    write_rows(folder / "raw/retain1.jsonl", [{"text": text} for text in texts["retain"]])
+    write_rows(folder / "verbmem/forget.jsonl", [{"prompt": text[:60], "gt": text[60:]} for text in texts["forget"]])
+    for part in ("forget", "retain"):
+        write_rows(folder / f"knowmem/{part}_qa.jsonl", pairs)
+        write_rows(folder / f"knowmem/{part}_qa_icl.jsonl", pairs[:1])
+    for part, group in texts.items():
+        write_rows(folder / f"privleak/{part}.jsonl", [{"text": text} for text in group])
+    return texts["forget"]
+
+
+def tofu_folder(folder: Path) -> list[str]:
+    """A folder with TOFU's tables; returns the forget answers."""
+    rows = [
+        {
+            "question": f"Where was writer {n} born?",
+            "answer": f"Writer {n} was born in the small town of Cardenford.",
+            "paraphrased_answer": f"In Cardenford writer {n} was born.",
+            "perturbed_answer": [f"Writer {n} was born in {place}." for place in ("Oxbury", "Millham")],
+        }
+        for n in range(8)
+    ]
+    for table in ("forget10", "retain90", "forget10_perturbed", "retain_perturbed", "real_authors_perturbed"):
+        write_rows(folder / f"{table}.jsonl", rows)
+    write_rows(folder / "world_facts_perturbed.jsonl", rows)
+    return [row["answer"] for row in rows]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("benchmark", "make"), [("muse-news", muse_folder), ("tofu", tofu_folder)])
+def test_other_benchmarks_run_with_models_and_tables_given(benchmark, make, tmp_path, capsys):
+    texts = make(tmp_path / "data")
+    instruct = tmp_path / "instruct.jsonl"
+    write_rows(instruct, [{"instruction": f"Say {n}.", "input": "", "output": f"{n}"} for n in range(8)])
+    given = {
+        "benchmark": benchmark,
+        "model": "micro:target",
+        "reference": "micro:retrained",
+        "incompetent": "micro:base",
+        "data": tmp_path / "data",
+        "general": "micro:general_heldout",
+        "instruct": instruct,
+        "limit": 8,
+    }
+    tiny = {name: value for name, value in TINY.items() if name != "general"} | {"max_tokens": 128, "probes": 8}
+    for name, only in (
+        ("methods", "target,adamw-it-kl"),
+        ("recovery", "recovery-adamw-npo-kl"),
+        ("sequential", "sequential-adamw-npo-kl"),
+    ):
+        chosen = options(tmp_path, name, only=only, **given)
+        parts = {"config": tiny, "recovery": {"steps": 2}}
+        (tmp_path / "settings.yaml").write_text(yaml.safe_dump(parts))
+        assert run(chosen)["missing"] == 0
+    files = sorted((tmp_path / "results" / benchmark).glob("*.json"))
+    assert len(files) == 5  # those, and the cell of methods that tells sequential its steps
+    for file in files:
+        content = file.read_text()
+        assert not any(text[:40] in content for text in texts)
+        assert str(tmp_path) not in content
+    metrics = json.loads(files[1].read_text())["metrics"]
+    assert {"verbmem_f", "nll_general"} <= set(metrics)
+    assert ("tofu_model_utility" if benchmark == "tofu" else "verbmem_f_tables") in metrics
+    assert benchmark in capsys.readouterr().err
+
+
+def test_the_end_of_an_answer_is_not_forgotten(tmp_path):
+    """Models learn TOFU's answers with their end token; a model that forgot it would not end its answers any more."""
+    answers = tofu_folder(tmp_path / "data")
+    given = {
+        "benchmark": "tofu",
+        "model": "micro:target",
+        "data": tmp_path / "data",
+        "general": "micro:general_heldout",
+    }
+    setup = build(options(tmp_path, "methods", **given), tmp_path, print)
+    documents = read_documents(setup.config.documents).texts
+    assert len(documents) == len(answers)
+    assert all(text.endswith(answer) for text, answer in zip(documents, answers, strict=True))
+
+
+@pytest.mark.slow
+def test_target_and_retrained_models_are_built_from_a_base_model(tmp_path, capsys):
+    from unteach.experiments.smollm2_muse import main as build_models
+    from unteach.models import find_folder
+
+    muse_folder(tmp_path / "data")
+    command = [str(find_folder("micro:base")), str(tmp_path / "out"), "--data", str(tmp_path / "data")]
+    flags = {"general": "micro:general_heldout", "max-tokens": 128, "general-tokens": 64, "batch": 8, "device": "cpu"}
+    flags |= {"general-batch": 4, "lr": 2e-3, "warmup": 5, "check-every": 10, "max-steps": 60, "probes": 8}
+    for name, value in flags.items():
+        command += [f"--{name}", str(value)]
+    build_models(command)
+    content = json.loads((tmp_path / "out" / "models.json").read_text())
+    history = content["target"]["history"]
+    assert history[-1]["recital"] >= 60 > 30 > history[0]["recital"]
+    assert content["target"]["reached"]["recital"]
+    assert content["retrained"]["steps"] == round(content["target"]["steps"] / 2)
+    assert content["retrained"]["history"][-1]["recital"] < 40
+    assert {"target", "retrained"} <= {path.name for path in (tmp_path / "out").iterdir()}
+    assert content["target"]["rounded"]["recital"] >= 60
+    assert content["target"]["rounded"]["nll_general"] == pytest.approx(history[-1]["nll_general"], abs=0.02)
+    made = (tmp_path / "out" / "target" / "model.safetensors").read_bytes()
+    base = Path(command[0], "model.safetensors").stat().st_size
+    assert (
+        tmp_path / "out" / "target.difference.safetensors"
+    ).stat().st_size < base / 3  # the base is in half precision
+    shutil.rmtree(tmp_path / "out" / "target")
+    capsys.readouterr()
+    build_models(command)
+    assert "building" not in capsys.readouterr().out
+    assert (tmp_path / "out" / "target" / "model.safetensors").read_bytes() == made  # restored from its difference

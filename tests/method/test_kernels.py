@@ -1,0 +1,64 @@
+"""The Triton kernels of the mean teacher, carried out by Triton's interpreter on the CPU, against Algorithm 2."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SHAPES = [(1,), (5,), (1024,), (7, 300), (0,), ()]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+def test_kernels_in_the_interpreter_follow_algorithm_2() -> None:
+    """In a process of its own: Triton reads TRITON_INTERPRET when it is imported."""
+    paths = [str(Path(__file__).parents[1]), *sys.path]
+    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(paths)}
+    done = subprocess.run([sys.executable, __file__], env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["kernels", "checked"]
+
+
+def check() -> None:
+    """Ten steps of ``MeanTeacher`` through the kernels, and exchanges, against the pseudo-code in float64."""
+    import torch
+
+    from reference_mean_teacher import ReferenceMeanTeacher
+    from unteach.method import kernels
+    from unteach.method.mean_teacher import MeanTeacher
+
+    calls = []
+    step, exchange = kernels.step, kernels.exchange
+    kernels.available = lambda *lists: True  # the interpreter takes tensors on a CPU
+    kernels.step = lambda *a, **k: (calls.append("step"), step(*a, **k))[1]
+    kernels.exchange = lambda *a: (calls.append("exchange"), exchange(*a))[1]
+
+    draws = torch.Generator().manual_seed(0)
+    parameters = [torch.nn.Parameter(torch.randn(shape, generator=draws)) for shape in SHAPES]
+    settings = {"lr": 0.05, "momentum": 0.9, "teacher_rate": 2.0, "damping": 0.7, "clip": 30.0}
+    optimizer = MeanTeacher(parameters, **settings)
+    reference = ReferenceMeanTeacher([p.detach().double() for p in parameters], **settings)
+    for number in range(10):
+        for p in parameters:
+            p.grad = torch.randn(p.shape, generator=draws) * (2 if number % 2 else 0.1)  # on both sides of the clip
+        reference.step([p.grad.double() for p in parameters])
+        optimizer.step()
+    teacher = [optimizer.state[p]["teacher"].clone() for p in parameters]
+    student = [p.detach().clone() for p in parameters]
+    for found, expected in ((student, reference.theta), (teacher, reference.teacher)):
+        for mine, exact in zip(found, expected, strict=True):
+            torch.testing.assert_close(mine.double(), exact, rtol=1e-5, atol=1e-6)
+    with optimizer.teacher_weights():
+        assert all(torch.equal(p, t) for p, t in zip(parameters, teacher, strict=True))
+    assert all(torch.equal(p, s) for p, s in zip(parameters, student, strict=True))
+    assert not any(torch.equal(s, t) for s, t in zip(student, teacher, strict=True) if s.numel())
+    assert calls == ["step"] * 10 + ["exchange"] * 2
+
+
+if __name__ == "__main__":
+    check()
+    print("kernels checked")

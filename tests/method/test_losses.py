@@ -1,0 +1,309 @@
+import math
+
+import pytest
+import torch
+from torch.nn.functional import logsigmoid
+
+import unteach
+from definitions import EXTREME_ROWS, NAIVE_LOSSES, RELATIVE, assert_matches_exact, exact_loss
+from unteach.method.losses import token_log_odds
+
+DTYPES = [torch.float64, torch.float32]
+
+
+def batch(vocabulary, dtype=torch.float64, seed=0, sequences=3, time=4):
+    """Random logits, labels and base logits; the mask has a full, a partial and an empty sequence."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = 2 * torch.randn(sequences, time, vocabulary, generator=generator, dtype=torch.float64)
+    base = 2 * torch.randn(sequences, time, vocabulary, generator=generator, dtype=torch.float64)
+    labels = torch.randint(vocabulary, (sequences, time), generator=generator)
+    mask = torch.tensor([[True] * time, [True, True] + [False] * (time - 2), [False] * time])
+    return logits.to(dtype), labels, mask, base.to(dtype)
+
+
+def call(name, logits, labels, mask, base, **hyper):
+    extra = {"base_logits": base} if unteach.LOSSES[name].needs_base else {}
+    return unteach.forget_loss(name, logits, labels, mask, **extra, **hyper)
+
+
+def value_and_gradient(name, logits, labels, mask, base, **hyper):
+    logits = logits.clone().requires_grad_()
+    value = call(name, logits, labels, mask, base, **hyper)
+    (gradient,) = torch.autograd.grad(value, logits)
+    return value.detach(), gradient
+
+
+# ---- by hand -------------------------------------------------------------------------------------
+
+# One sequence of two real tokens over two words. Token 1: p_y = 3/4 (odds 3:1); token 2: p_y = 1/5 (odds 1:4).
+# The base model has p_y = 1/2 for both. The padded third position holds nonsense.
+HAND_LOGITS = [[[math.log(3), 0.0], [0.0, math.log(4)], [99.0, -99.0]]]
+HAND_LABELS = [[0, 0, 7]]
+HAND_MASK = [[True, True, False]]
+HAND_BASE = [[[1.0, 1.0], [-2.0, -2.0], [float("nan"), 0.0]]]
+# π(s) = 3/4 · 1/5 = 3/20, π_base(s) = 1/4, so the ratio is 3/5; σ(-β log r) = 1/(1 + r^β).
+HAND_CASES = {
+    # (log 3/4 + log 1/5) / 2
+    "ll": [({}, (math.log(3 / 4) + math.log(1 / 5)) / 2)],
+    # β = 1: 2 log(1 + 3/5) / 2 tokens; mean form: 2 · 2 log(1 + √(3/5)) / 2 tokens
+    "npo": [
+        ({"beta": 1.0}, math.log(1.6)),
+        ({"beta": 1.0, "ratio": "mean"}, 2 * math.log(1 + math.sqrt(0.6))),
+        ({}, 20 * math.log(1 + 0.6**0.1) / 2),
+    ],
+    # KL((3/4, 1/4) ‖ (1/2, 1/2)) = 3/4 log 3/2 + 1/4 log 1/2; KL((1/5, 4/5) ‖ half) = 1/5 log 2/5 + 4/5 log 8/5
+    "it": [
+        ({}, (0.75 * math.log(1.5) + 0.25 * math.log(0.5) + 0.2 * math.log(0.4) + 0.8 * math.log(1.6)) / 2),
+    ],
+    # -(log 1/4 + log 4/5) / 2; with tolerance 1/4: weights (3/4)/(1/2) and (1/5)/(21/20), each times log p
+    "nlul": [
+        ({}, -(math.log(1 / 4) + math.log(4 / 5)) / 2),
+        ({"tolerance": 0.25}, (1.5 * math.log(3 / 4) + 4 / 21 * math.log(1 / 5)) / 2),
+    ],
+}
+
+
+def test_every_loss_has_a_case_computed_by_hand():
+    assert set(HAND_CASES) == set(unteach.LOSSES), "add a hand-computed case for the new loss to HAND_CASES"
+    assert set(NAIVE_LOSSES) == set(unteach.LOSSES), "add its definition to tests/definitions.py"
+
+
+@pytest.mark.parametrize(("name", "case"), [(name, i) for name, cases in HAND_CASES.items() for i in range(len(cases))])
+def test_hand_computed(name, case):
+    hyper, expected = HAND_CASES[name][case]
+    arguments = (
+        torch.tensor(HAND_LOGITS, dtype=torch.float64),
+        torch.tensor(HAND_LABELS),
+        torch.tensor(HAND_MASK),
+        torch.tensor(HAND_BASE, dtype=torch.float64),
+    )
+    assert call(name, *arguments, **hyper).item() == pytest.approx(expected, rel=1e-12)
+
+
+# ---- against the definitions ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("vocabulary", [2, 7, 50_000])
+@pytest.mark.parametrize(
+    ("name", "hyper"),
+    [("ll", {}), ("npo", {}), ("npo", {"beta": 0.7, "ratio": "mean"}), ("it", {}), ("nlul", {})],
+)
+def test_value_and_gradient_match_the_definition(name, hyper, vocabulary, dtype):
+    logits, labels, mask, base = batch(vocabulary, dtype)
+    value, gradient = value_and_gradient(name, logits, labels, mask, base, **hyper)
+
+    exact_logits = logits.double().requires_grad_()
+    extra = {"base_logits": base.double()} if unteach.LOSSES[name].needs_base else {}
+    expected = NAIVE_LOSSES[name](exact_logits, labels, mask, **extra, **hyper)
+    (expected_gradient,) = torch.autograd.grad(expected, exact_logits)
+
+    assert value.dtype == gradient.dtype == dtype
+    assert value.item() == pytest.approx(expected.item(), rel=RELATIVE[dtype])
+    assert (gradient.double() - expected_gradient).norm() <= RELATIVE[dtype] * expected_gradient.norm()
+
+
+@pytest.mark.parametrize("name", list(unteach.LOSSES))
+def test_gradcheck(name):
+    logits, labels, mask, base = batch(5)
+    assert torch.autograd.gradcheck(lambda x: call(name, x, labels, mask, base), logits.requires_grad_())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", list(EXTREME_ROWS))
+@pytest.mark.parametrize("name", list(unteach.LOSSES))
+def test_extremes_match_mpmath(name, rows, dtype):
+    row, base_row = EXTREME_ROWS[rows]
+    logits, base = (torch.tensor([[r]], dtype=dtype) for r in (row, base_row))
+    labels, mask = torch.zeros(1, 1, dtype=torch.long), torch.ones(1, 1, dtype=torch.bool)
+    value, gradient = value_and_gradient(name, logits, labels, mask, base)
+    assert_matches_exact(value, gradient, *exact_loss(name, row, 0, base_row))
+
+
+@pytest.mark.parametrize("name", ["nlul"])
+def test_large_vocabulary_matches_mpmath(name):
+    logits, labels, _, base = batch(50_000, torch.float32, sequences=3, time=4)
+    mask = torch.zeros(3, 4, dtype=torch.bool)
+    mask[1, 2] = True
+    value, gradient = value_and_gradient(name, logits, labels, mask, base)
+    exact = exact_loss(name, logits[1, 2].tolist(), int(labels[1, 2]), base[1, 2].tolist())
+    assert_matches_exact(value, gradient[1, 2], *exact)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", list(unteach.LOSSES))
+def test_half_precision_input_stays_finite(name, dtype):
+    rows = torch.tensor([[1e4, -1e4, 0.0], [-1e4, 1e4, 0.0], [60.0, 0.0, 0.0], [1.0, 2.0, 3.0]], dtype=dtype)
+    labels, mask = torch.zeros(1, 4, dtype=torch.long), torch.ones(1, 4, dtype=torch.bool)
+    value, gradient = value_and_gradient(name, rows.unsqueeze(0), labels, mask, rows.flip(0).unsqueeze(0))
+    assert value.dtype == torch.float32
+    assert value.isfinite()
+    assert gradient.dtype == dtype
+    assert gradient.isfinite().all()
+
+
+# ---- masks ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wild", [float("nan"), float("inf"), -float("inf"), 1e30])
+@pytest.mark.parametrize("name", list(unteach.LOSSES))
+def test_masked_positions_change_nothing_at_all(name, wild):
+    logits, labels, mask, base = batch(7)
+    value, gradient = value_and_gradient(name, logits, labels, mask, base)
+    wild_labels = labels.masked_fill(~mask, -100)
+    wild_logits, wild_base = (x.masked_fill(~mask.unsqueeze(-1), wild) for x in (logits, base))
+    wild_value, wild_gradient = value_and_gradient(name, wild_logits, wild_labels, mask, wild_base)
+    assert torch.equal(value, wild_value)
+    assert torch.equal(gradient, wild_gradient)
+    assert (wild_gradient[~mask] == 0).all()
+
+
+@pytest.mark.parametrize("name", list(unteach.LOSSES))
+def test_more_padding_changes_nothing(name):
+    logits, labels, mask, base = batch(7)
+    short = call(name, logits[:2, :4], labels[:2, :4], mask[:2, :4], base[:2, :4])
+    padded = [torch.nn.functional.pad(x, (0, 0, 0, 3, 0, 2)) for x in (logits, base)]
+    long_labels, long_mask = (torch.nn.functional.pad(x, (0, 3, 0, 2)) for x in (labels, mask))
+    assert torch.equal(short, call(name, padded[0], long_labels, long_mask, padded[1]))
+
+
+# ---- what the paper says of the losses -----------------------------------------------------------
+
+
+def gradient_norm(name, probability, **hyper):
+    """Norm in the logits of one token with p_y = ``probability`` among 100 otherwise equal words."""
+    logits = torch.zeros(1, 1, 100, dtype=torch.float64)
+    logits[..., 0] = math.log(99 * probability / (1 - probability))
+    labels, mask = torch.zeros(1, 1, dtype=torch.long), torch.ones(1, 1, dtype=torch.bool)
+    return value_and_gradient(name, logits, labels, mask, logits, **hyper)[1].norm().item()
+
+
+def test_nlul_pulls_hardest_where_ll_and_npo_vanish():
+    memorised, forgotten = 1 - 1e-6, 1e-6
+    assert gradient_norm("nlul", memorised) > 0.999 * math.sqrt(1 + 1 / 99)  # its largest value
+    assert gradient_norm("ll", memorised) < 2e-6
+    assert gradient_norm("npo", memorised) < 2e-6
+    assert gradient_norm("nlul", forgotten) < 2e-6  # no explosion: it fades out ...
+    assert gradient_norm("ll", forgotten) > 0.999  # ... where log-likelihood pulls for ever
+
+
+def test_nlul_gradient_is_bounded_by_root_two_times_p():
+    for probability in (1e-12, 1e-3, 0.1, 0.5, 0.9, 1 - 1e-12):
+        assert gradient_norm("nlul", probability) <= math.sqrt(2) * probability * (1 + 1e-12)
+
+
+def test_nlul_surrogate_has_the_gradient_of_log_of_one_plus_tolerance_minus_p():
+    logits, labels, mask, base = batch(7)
+    surrogate = value_and_gradient("nlul", logits, labels, mask, base, tolerance=0.02)[1]
+    logits.requires_grad_()
+    p = logits[mask].softmax(-1).gather(-1, labels[mask].unsqueeze(-1))
+    (expected,) = torch.autograd.grad(-torch.log(1 + 0.02 - p).mean(), logits)
+    torch.testing.assert_close(surrogate, expected, rtol=1e-10, atol=1e-15)
+    assert gradient_norm("nlul", 1 - 1e-6, tolerance=0.02) < 1e-4  # the tolerance brings the vanishing gradient back
+
+
+def test_npo_gradient_is_a_reweighed_log_likelihood_gradient():
+    logits, labels, mask, base = batch(7)
+    npo = value_and_gradient("npo", logits, labels, mask, base, beta=0.3)[1]
+    ll = value_and_gradient("ll", logits, labels, mask, base)[1]
+    log_probs, base_log_probs = (
+        (x.log_softmax(-1).gather(-1, labels.unsqueeze(-1)).squeeze(-1) * mask).sum(1) * 0.3 for x in (logits, base)
+    )
+    weight = 2 * log_probs.exp() / (log_probs.exp() + base_log_probs.exp())
+    torch.testing.assert_close(npo, weight[:, None, None] * ll, rtol=1e-10, atol=1e-15)
+
+
+def test_npo_weighs_one_at_the_start_whatever_the_ratio():
+    logits, labels, mask, _ = batch(7)
+    ll = value_and_gradient("ll", logits, labels, mask, logits)[1]
+    for ratio in ("sum", "mean"):
+        npo = value_and_gradient("npo", logits, labels, mask, logits, ratio=ratio)[1]
+        torch.testing.assert_close(npo, ll, rtol=1e-10, atol=1e-15)
+
+
+def test_npo_ratios_are_different_methods():
+    # A sequence of 1,024 tokens whose NLL has risen by 0.1 (sum) and by 0.5 (mean), at β = 0.1.
+    def weight(rise, ratio):
+        base = torch.zeros(1, 1024, 2, dtype=torch.float64)
+        target = 0.5 * math.exp(-rise)
+        logits = torch.zeros_like(base)
+        logits[..., 0] = math.log(target / (1 - target))
+        labels, mask = torch.zeros(1, 1024, dtype=torch.long), torch.ones(1, 1024, dtype=torch.bool)
+        npo = value_and_gradient("npo", logits, labels, mask, base, ratio=ratio)[1]
+        ll = value_and_gradient("ll", logits, labels, mask, base)[1]
+        return (npo.norm() / ll.norm()).item()
+
+    assert weight(0.1, "sum") == pytest.approx(7e-5, rel=0.05)
+    assert weight(0.5, "mean") > 0.97
+
+
+def test_it_with_equal_base_logits_pulls_towards_uniform():
+    logits, labels, mask, _ = batch(5)
+    uniform = torch.full_like(logits, 3.0)
+    p = logits[mask].softmax(-1)
+    expected = (math.log(5) + (p * p.log()).sum(-1)).mean()  # log V - entropy
+    torch.testing.assert_close(call("it", logits, labels, mask, uniform), expected, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("name", [name for name, loss in unteach.LOSSES.items() if loss.log_odds_only])
+def test_log_odds_are_all_that_a_log_odds_loss_sees(name):
+    logits, labels, mask, base = batch(7)
+    binary, binary_base = (
+        torch.stack(
+            [token_log_odds(x.flatten(0, 1), labels.flatten()).view(labels.shape), torch.zeros(labels.shape)],
+            -1,
+        )
+        for x in (logits, base)
+    )
+    reduced = call(name, binary.double(), torch.zeros_like(labels), mask, binary_base.double())
+    torch.testing.assert_close(call(name, logits, labels, mask, base), reduced, rtol=1e-12, atol=0)
+
+
+def test_log_odds_match_torchs_own_cross_entropy():
+    logits, labels, mask, _ = batch(11)
+    nll = torch.nn.functional.cross_entropy(logits[mask], labels[mask], reduction="none")
+    torch.testing.assert_close(-logsigmoid(token_log_odds(logits[mask], labels[mask])), nll, rtol=1e-12, atol=0)
+
+
+# ---- wrong input ---------------------------------------------------------------------------------
+
+
+def test_wrong_input_says_what_to_change():
+    logits, labels, mask, base = batch(7)
+
+    def problem(match, name="nlul", logits=logits, labels=labels, mask=mask, **extra):
+        with pytest.raises(ValueError, match=match):
+            unteach.forget_loss(name, logits, labels, mask, **extra)
+
+    problem("unknown forget loss 'nlu': choose one of ll, npo, it, nlul", name="nlu")
+    problem("mask has no True entry", mask=torch.zeros_like(mask))
+    problem("needs base_logits", name="npo")
+    problem("needs base_logits", name="it")
+    problem(
+        r"base_logits has shape \[3, 4, 6\].*must be floating-point \[3, 4, 7\]",
+        name="it",
+        base_logits=base[..., :6],
+    )
+    problem(r"logits has shape \[4, 7\]", logits=logits[0])
+    problem("vocabulary of 1", logits=logits[..., :1])
+    problem("floating-point", logits=labels.unsqueeze(-1).expand(3, 4, 7))
+    problem(r"mask has shape \[3, 3\]: it must be \[3, 4\]", mask=mask[:, :3])
+    problem("use mask.bool", mask=mask.long())
+    problem(r"labels has shape \[3, 3\]", labels=labels[:, :3])
+    problem("use labels.long", labels=labels.int())
+    problem("labels holds 7 at a real token: it must be 0 to 6", labels=torch.full_like(labels, 7))
+    problem("labels holds -100 at a real token", labels=torch.full_like(labels, -100))
+    problem("has no hyper-parameter 'beta': allowed are tolerance", beta=0.1)
+    problem("has no hyper-parameter 'beta': allowed are none", name="ll", beta=0.1)
+    problem("tolerance is -1: it must be zero or positive", tolerance=-1)
+    problem("beta is 0: it must be positive", name="npo", base_logits=base, beta=0)
+    problem("ratio is 'median': it must be 'sum' or 'mean'", name="npo", base_logits=base, ratio="median")
+
+
+def test_registry_entries_are_complete():
+    for name, loss in unteach.LOSSES.items():
+        assert loss.name == name
+        assert loss.equation
+        assert loss.function.__doc__
+    assert unteach.LOSSES["npo"].hyper == {"beta": 0.1, "ratio": "sum"}
+    assert {name for name, loss in unteach.LOSSES.items() if loss.needs_base} == {"npo", "it"}

@@ -1,0 +1,416 @@
+import copy
+import io
+
+import pytest
+import torch
+
+import unteach
+from reference_mean_teacher import ReferenceMeanTeacher
+from unteach.method import mean_teacher as mean_teacher_module
+
+SHAPES = [(7, 5), (11,), (1,), (3, 2, 4), ()]
+SETTINGS = {"lr": 0.05, "momentum": 0.9, "teacher_rate": 2.0, "damping": 0.7}
+
+
+def make_parameters(dtype=torch.float32, seed=0, shapes=SHAPES):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.nn.Parameter(torch.randn(s, generator=generator, dtype=torch.float64).to(dtype)) for s in shapes]
+
+
+def set_gradients(parameters, generator, scale=1.0):
+    for parameter in parameters:
+        gradient = scale * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+        parameter.grad = gradient.to(parameter.dtype)
+
+
+def run(parameters, optimizer, steps, seed=1, scale=1.0):
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(steps):
+        set_gradients(parameters, generator, scale)
+        optimizer.step()
+
+
+def teacher_of(optimizer, parameters):
+    return [optimizer.state[p]["teacher"] for p in parameters]
+
+
+# ---- the algorithm ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float64, 1e-12)])
+@pytest.mark.parametrize("clip", [None, 1.0, 8.0])
+@pytest.mark.parametrize("momentum", [0.0, 0.95])
+def test_matches_the_pseudo_code_over_200_random_steps(dtype, tolerance, clip, momentum):
+    parameters = make_parameters(dtype)
+    settings = SETTINGS | {"momentum": momentum, "clip": clip, "lr": 0.02}
+    optimizer = unteach.MeanTeacher(parameters, **settings)
+    reference = ReferenceMeanTeacher([p.detach().double() for p in parameters], **settings)
+    generator = torch.Generator().manual_seed(1)
+    factors = set()
+    for step in range(200):
+        set_gradients(parameters, generator, scale=0.1 if step % 3 else 2.0)  # norms on both sides of the clip
+        norm, factor = reference.step([p.grad.double() for p in parameters])
+        optimizer.step()
+        assert optimizer.last_grad_norm == pytest.approx(norm, rel=tolerance)
+        assert optimizer.last_clip_factor == pytest.approx(factor, rel=tolerance)
+        factors.add(factor)
+    assert clip is None or (1.0 in factors and min(factors) < 1.0)
+    for mine, expected in [(parameters, reference.theta), (teacher_of(optimizer, parameters), reference.teacher)]:
+        mine, expected = (torch.cat([x.detach().double().flatten() for x in side]) for side in (mine, expected))
+        assert (mine - expected).norm() <= tolerance * expected.norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_without_teacher_damping_and_clip_it_is_sgd_bit_for_bit(dtype, momentum):
+    mine, theirs = make_parameters(dtype), make_parameters(dtype)
+    run(mine, unteach.MeanTeacher(mine, lr=0.1, momentum=momentum, teacher_rate=0, damping=0, clip=None), 100)
+    run(theirs, torch.optim.SGD(theirs, lr=0.1, momentum=momentum), 100)
+    assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
+
+
+def test_clip_factor_scales_gradient_damping_and_teacher_rate_together():
+    parameter = torch.nn.Parameter(torch.tensor([1.0], dtype=torch.float64))
+    optimizer = unteach.MeanTeacher([parameter], lr=0.5, momentum=0.0, teacher_rate=1.0, damping=2.0, clip=1.0)
+    parameter.grad = torch.tensor([0.5], dtype=torch.float64)
+    optimizer.step()  # l = 1: θ = 1 - ½·½ = ¾; θ' = 1 + ½(¾ - 1) = ⅞
+    assert (parameter.item(), optimizer.state[parameter]["teacher"].item()) == (0.75, 0.875)
+    parameter.grad = torch.tensor([4.0], dtype=torch.float64)
+    optimizer.step()  # l = ¼: v = ¼(4 + 2(¾ - ⅞)) = 15/16; θ = ¾ - 15/32; θ' moves by ⅛ of its way
+    student = 0.75 - 15 / 32
+    assert parameter.item() == student
+    assert optimizer.state[parameter]["teacher"].item() == 0.875 + (student - 0.875) / 8
+    assert (optimizer.last_grad_norm, optimizer.last_clip_factor) == (4.0, 0.25)
+
+
+def test_two_runs_with_one_seed_are_identical():
+    runs = []
+    for _ in range(2):
+        parameters = make_parameters()
+        optimizer = unteach.MeanTeacher(parameters, **SETTINGS)
+        run(parameters, optimizer, 50)
+        runs.append([p.detach() for p in parameters] + teacher_of(optimizer, parameters))
+    assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
+
+
+def test_buckets_change_nothing(monkeypatch):
+    results = []
+    for elements in (2**26, 8):
+        monkeypatch.setattr(mean_teacher_module, "BUCKET_ELEMENTS", elements)
+        parameters = make_parameters()
+        optimizer = unteach.MeanTeacher(parameters, **SETTINGS)
+        run(parameters, optimizer, 20)
+        with optimizer.teacher_weights():
+            inside = [p.detach().clone() for p in parameters]
+        results.append([p.detach() for p in parameters] + inside)
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+# ---- groups, missing gradients, schedulers ------------------------------------------------------------
+
+
+def test_groups_have_their_own_settings_and_share_one_norm():
+    parameters = make_parameters(torch.float64, shapes=[(4,), (3,)])
+    optimizer = unteach.MeanTeacher(
+        [{"params": [parameters[0]], "lr": 0.01, "damping": 3.0}, {"params": [parameters[1]], "momentum": 0.5}],
+        **SETTINGS,
+        clip=0.5,
+    )
+    start = [p.detach().clone() for p in parameters]
+    set_gradients(parameters, torch.Generator().manual_seed(3))
+    gradients = [p.grad.clone() for p in parameters]
+    optimizer.step()
+    factor = 0.5 / torch.cat(gradients).norm()
+    assert optimizer.last_clip_factor == pytest.approx(factor.item(), rel=1e-12)
+    torch.testing.assert_close(parameters[0].detach(), start[0] - 0.01 * factor * gradients[0])
+    torch.testing.assert_close(parameters[1].detach(), start[1] - 0.05 * factor * gradients[1])
+    optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(2))]})
+    assert optimizer.param_groups[2]["lr"] == 0.05
+
+
+def test_parameters_without_a_gradient_and_frozen_ones_are_left_alone():
+    moving, idle, frozen = make_parameters(shapes=[(4,), (4,), (4,)])
+    frozen.requires_grad_(False)
+    optimizer = unteach.MeanTeacher([moving, idle, frozen], **SETTINGS)
+    run([moving, idle], optimizer, 3)
+    kept = [x.clone() for x in (idle.detach(), *optimizer.state[idle].values())]
+    frozen_before = frozen.clone()
+    idle.grad = None
+    run([moving], optimizer, 3)
+    assert all(torch.equal(a, b) for a, b in zip(kept, [idle.detach(), *optimizer.state[idle].values()], strict=True))
+    assert torch.equal(frozen, frozen_before)
+    assert frozen not in optimizer.state
+    with optimizer.teacher_weights():
+        assert torch.equal(frozen, frozen_before)
+
+
+def test_a_step_without_any_gradient_does_nothing():
+    parameters = make_parameters()
+    before = [p.detach().clone() for p in parameters]
+    optimizer = unteach.MeanTeacher(parameters)
+    optimizer.step()
+    assert optimizer.last_grad_norm == 0
+    assert all(torch.equal(a, b) for a, b in zip(before, parameters, strict=True))
+
+
+def test_learning_rate_schedulers_work():
+    parameters = make_parameters(torch.float64)
+    optimizer = unteach.MeanTeacher(parameters, **SETTINGS)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+    reference = ReferenceMeanTeacher([p.detach() for p in parameters], **SETTINGS, clip=1.0)
+    generator = torch.Generator().manual_seed(1)
+    for step in range(10):
+        reference.eta = SETTINGS["lr"] / (1 + step)
+        set_gradients(parameters, generator)
+        reference.step([p.grad for p in parameters])
+        optimizer.step()
+        scheduler.step()
+    for a, b in zip(parameters, reference.theta, strict=True):
+        torch.testing.assert_close(a.detach(), b, rtol=1e-12, atol=1e-14)
+
+
+def test_closure_is_called_with_gradients_on():
+    parameter = torch.nn.Parameter(torch.tensor([2.0]))
+    optimizer = unteach.MeanTeacher([parameter], lr=0.1, momentum=0.0, clip=None)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = parameter.square().sum()
+        loss.backward()
+        return loss
+
+    assert optimizer.step(closure).item() == 4.0
+    assert parameter.item() == pytest.approx(2.0 - 0.1 * 4.0)
+
+
+# ---- the teacher's weights -------------------------------------------------------------------------------
+
+
+def test_teacher_weights_exchanges_values_in_place_and_back():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
+    twin = copy.deepcopy(model)
+    optimizer = unteach.MeanTeacher(model.parameters(), **SETTINGS)
+    x = torch.randn(5, 4)
+    with optimizer.teacher_weights():  # before the first step the teacher is the student
+        assert torch.equal(model(x), twin(x))
+    for _ in range(5):
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+    addresses = [p.data_ptr() for p in model.parameters()]
+    student = [p.detach().clone() for p in model.parameters()]
+    twin.load_state_dict(
+        dict(zip(twin.state_dict(), map(torch.clone, teacher_of(optimizer, model.parameters())), strict=True))
+    )
+    with optimizer.teacher_weights():
+        inside = model(x)
+        assert not inside.requires_grad
+    assert torch.equal(inside, twin(x))
+    assert not torch.equal(model(x), inside)
+    assert model(x).requires_grad
+    assert addresses == [p.data_ptr() for p in model.parameters()]
+    assert all(torch.equal(a, b) for a, b in zip(student, model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_teacher_weights_survives_exceptions_and_refuses_what_would_corrupt(dtype):
+    parameters = make_parameters(dtype)
+    optimizer = unteach.MeanTeacher(parameters, **SETTINGS)
+    run(parameters, optimizer, 3)
+    saved = copy.deepcopy(optimizer.state_dict())
+    student = [p.detach().clone() for p in parameters]
+    teacher = [t.clone() for t in teacher_of(optimizer, parameters)]
+
+    def inside_teacher_weights(action):
+        with optimizer.teacher_weights():
+            assert all(torch.equal(p, t.to(dtype)) for p, t in zip(parameters, teacher, strict=True))
+            action()
+
+    for action, name in [
+        (optimizer.step, "step"),
+        (lambda: optimizer.teacher_weights().__enter__(), "teacher_weights"),
+        (optimizer.state_dict, "state_dict"),
+        (lambda: optimizer.load_state_dict(saved), "load_state_dict"),
+        (lambda: optimizer.add_param_group({"params": []}), "add_param_group"),
+    ]:
+        with pytest.raises(RuntimeError, match=rf"{name}\(\) was called inside teacher_weights"):
+            inside_teacher_weights(action)
+    with pytest.raises(KeyboardInterrupt):
+        inside_teacher_weights(lambda: (_ for _ in ()).throw(KeyboardInterrupt()))
+    assert all(torch.equal(a, b) for a, b in zip(student, parameters, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(teacher, teacher_of(optimizer, parameters), strict=True))
+    optimizer.step()  # and it works again
+
+
+def test_backward_through_weights_that_were_exchanged_meanwhile_raises():
+    layer = torch.nn.Linear(3, 3)
+    optimizer = unteach.MeanTeacher(layer.parameters())
+    output = layer(torch.randn(2, 3, requires_grad=True)).sum()
+    with optimizer.teacher_weights():
+        pass
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        output.backward()
+
+
+# ---- saving ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_saved_and_reloaded_it_continues_bit_for_bit(dtype):
+    parameters = make_parameters(dtype)
+    optimizer = unteach.MeanTeacher(parameters, **SETTINGS)
+    run(parameters, optimizer, 20)
+    buffer = io.BytesIO()
+    torch.save({"weights": [p.detach() for p in parameters], "optimizer": optimizer.state_dict()}, buffer)
+    run(parameters, optimizer, 20, seed=2)
+
+    buffer.seek(0)
+    saved = torch.load(buffer, weights_only=True)
+    resumed = [torch.nn.Parameter(w) for w in saved["weights"]]
+    again = unteach.MeanTeacher(resumed)  # other settings: they come from the file
+    again.load_state_dict(saved["optimizer"])
+    for p, q in zip(parameters, resumed, strict=True):
+        assert again.state[q].keys() == optimizer.state[p].keys()
+        assert all(
+            v.dtype == (torch.float64 if dtype == torch.float64 else torch.float32) for v in again.state[q].values()
+        )
+    run(resumed, again, 20, seed=2)
+    assert all(torch.equal(a, b) for a, b in zip(parameters, resumed, strict=True))
+    for p, q in zip(parameters, resumed, strict=True):
+        assert all(torch.equal(optimizer.state[p][k], again.state[q][k]) for k in optimizer.state[p])
+
+
+def test_loading_copies_and_leaves_the_given_state_alone():
+    parameters, others = make_parameters(), make_parameters()
+    optimizer, other = unteach.MeanTeacher(parameters, **SETTINGS), unteach.MeanTeacher(others, **SETTINGS)
+    run(parameters, optimizer, 2)
+    state = optimizer.state_dict()
+    before = copy.deepcopy(state["state"])
+    other.load_state_dict(state)
+    run(others, other, 3)
+    assert all(torch.equal(before[i][k], state["state"][i][k]) for i in before for k in before[i])
+
+
+def test_loading_the_state_of_another_model_says_so():
+    parameters = make_parameters()
+    optimizer = unteach.MeanTeacher(parameters)
+    run(parameters, optimizer, 1)
+    other = unteach.MeanTeacher(make_parameters(shapes=[(2, 2)] * len(SHAPES)))
+    with pytest.raises(ValueError, match=r"saved teacher of parameter 0 has shape \[7, 5\], the parameter \[2, 2\]"):
+        other.load_state_dict(optimizer.state_dict())
+
+
+def test_a_copied_optimizer_goes_on():
+    parameters = make_parameters()
+    optimizer = copy.deepcopy(unteach.MeanTeacher(parameters, **SETTINGS))
+    copies = optimizer.param_groups[0]["params"]
+    run(copies, optimizer, 2)
+    with optimizer.teacher_weights():
+        pass
+    assert optimizer.last_grad_norm is not None
+
+
+# ---- precision -----------------------------------------------------------------------------------------------
+
+
+def test_plain_bfloat16_weights_would_not_move_at_the_papers_settings_and_ours_do():
+    """A 7B model: weights of 0.02, gradient of norm 1 over 7e9 weights, so 1.2e-5 a weight; lr 5e-4, momentum 0.95."""
+    steps, gradient = 200, 1.2e-5
+    plain = torch.nn.Parameter(torch.full((64,), 0.02, dtype=torch.bfloat16))
+    half = torch.nn.Parameter(plain.detach().clone())
+    full = torch.nn.Parameter(plain.detach().float())
+    settings = {"lr": 5e-4, "momentum": 0.95}
+    optimizers = [
+        torch.optim.SGD([plain], **settings),
+        unteach.MeanTeacher([half], **settings),
+        unteach.MeanTeacher([full], **settings),
+    ]
+    start = plain.detach().clone()
+    for _ in range(steps):
+        for parameter, optimizer in zip((plain, half, full), optimizers, strict=True):
+            parameter.grad = torch.full_like(parameter, gradient)
+            optimizer.step()
+    student = optimizers[1].state[half]["student"]
+    assert torch.equal(plain, start), "every single update was rounded away"
+    # The recurrence by hand, in float64: λ pulls back to a teacher that slides by κη = 0.005 a step.
+    v = theta = teacher = 0.0
+    for _ in range(steps):
+        v = 0.95 * v + float(torch.tensor(gradient).bfloat16()) + 5.0 * (theta - teacher)
+        theta -= 5e-4 * v
+        teacher += 0.005 * (theta - teacher)
+    torch.testing.assert_close(student - start.float(), torch.full((64,), theta), rtol=0.01, atol=0)
+    torch.testing.assert_close(full - start.float(), torch.full((64,), theta), rtol=0.01, atol=0)
+
+
+def test_half_precision_parameters_follow_the_float32_run():
+    half = make_parameters(torch.bfloat16)
+    full = [torch.nn.Parameter(p.detach().float()) for p in half]
+    for parameters in (half, full):
+        optimizer = unteach.MeanTeacher(parameters, **SETTINGS)
+        generator = torch.Generator().manual_seed(5)
+        for _ in range(30):
+            for p in parameters:
+                gradient = torch.randn(p.shape, generator=generator).bfloat16()
+                p.grad = gradient.to(p.dtype)
+            optimizer.step()
+    assert all(torch.equal(h, f.bfloat16()) for h, f in zip(half, full, strict=True))
+
+
+def test_the_norm_does_not_overflow():
+    parameter = torch.nn.Parameter(torch.zeros(4))
+    optimizer = unteach.MeanTeacher([parameter], lr=1.0, momentum=0.0, teacher_rate=0.0)
+    parameter.grad = torch.full((4,), 1e30)  # squares overflow float32
+    optimizer.step()
+    assert optimizer.last_grad_norm == pytest.approx(2e30)
+    torch.testing.assert_close(parameter.detach(), torch.full((4,), -0.5))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_non_finite_gradients_are_refused_and_change_nothing(bad):
+    parameters = make_parameters()
+    optimizer = unteach.MeanTeacher(parameters, **SETTINGS)
+    run(parameters, optimizer, 3)
+    before = copy.deepcopy((parameters, optimizer.state_dict(), optimizer.last_grad_norm))
+    set_gradients(parameters, torch.Generator().manual_seed(9))
+    parameters[1].grad[3] = bad
+    with pytest.raises(FloatingPointError, match=r"step was refused.*First at parameter 1 of group 0, shape \[11\]"):
+        optimizer.step()
+    assert all(torch.equal(a, b) for a, b in zip(before[0], parameters, strict=True))
+    state = optimizer.state_dict()["state"]
+    assert all(torch.equal(before[1]["state"][i][k], state[i][k]) for i in state for k in state[i])
+    assert optimizer.last_grad_norm == before[2]
+
+
+# ---- wrong input -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"lr": -1.0}, "lr is -1.0: it must be zero or positive"),
+        ({"lr": float("nan")}, "lr is nan"),
+        ({"teacher_rate": -2.0}, "teacher_rate is -2.0"),
+        ({"damping": -0.1}, "damping is -0.1"),
+        ({"momentum": 1.0}, "momentum is 1.0: it must be at least 0 and below 1"),
+        ({"clip": 0.0}, "clip is 0.0: it must be positive, or None"),
+        ({"lr": 0.5, "teacher_rate": 3.0}, "lr · teacher_rate is 1.5: it must be at most 1"),
+    ],
+)
+def test_wrong_settings_say_what_to_change(settings, message):
+    with pytest.raises(ValueError, match=message):
+        unteach.MeanTeacher(make_parameters(), **settings)
+
+
+def test_wrong_parameters_say_what_to_change():
+    with pytest.raises(ValueError, match=r"dtype torch.complex64: only floating-point"):
+        unteach.MeanTeacher([torch.nn.Parameter(torch.zeros(2, dtype=torch.complex64))])
+    optimizer = unteach.MeanTeacher(make_parameters())
+    with pytest.raises(ValueError, match="give one clip for all groups"):
+        optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(2))], "clip": 2.0})
+    assert len(optimizer.param_groups) == 1
+    embedding = torch.nn.Embedding(5, 2, sparse=True)
+    optimizer = unteach.MeanTeacher(embedding.parameters())
+    embedding(torch.tensor([1])).sum().backward()
+    with pytest.raises(ValueError, match="use dense ones"):
+        optimizer.step()

@@ -1,0 +1,121 @@
+"""Kill a forget job at random moments, resume it, and compare with an uninterrupted run.
+
+python tests/training/kill_worker.py FOLDER [--kills 10] [--seed 0]
+
+Prints one JSON line: how many kills, and whether the saved models are byte for byte the same.
+"""
+
+import argparse
+import json
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+torch.set_num_threads(1)
+from tiny_models import SENTENCES, save_tiny  # noqa: E402
+from unteach.config import ForgetConfig, Method, Stop  # noqa: E402
+from unteach.job import run_forget  # noqa: E402
+
+FORGET = [f"{s} It was the {n}th time in {1900 + n}." for n, s in enumerate(SENTENCES * 3)]
+
+
+def config(folder, out):
+    return ForgetConfig(
+        model=str(folder / "model"),
+        documents=str(folder / "documents.jsonl"),
+        general=str(folder / "general.jsonl"),
+        out=str(folder / out),
+        method=Method(alpha=0.5, lr=0.02, teacher_rate=4.0, damping=0.1),
+        batch=8,
+        general_batch=8,
+        general_tokens=24,
+        max_steps=30,
+        evaluate_every=8,
+        checkpoint_every=2,
+        probes=4,
+        save_dtype="float32",
+        stop=Stop(metric="verbmem_f <= -1"),  # never met
+    )
+
+
+def in_child(folder, out, resume):
+    """Fork (everything is imported already), run the job there, and return the child's process id."""
+    child = os.fork()
+    if child == 0:
+        sys.stderr = open(folder / f"{out}.log", "a")  # noqa: SIM115
+        try:
+            run_forget(config(folder, out), resume=resume)
+        except BaseException as error:
+            print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            os._exit(1)
+        os._exit(0)
+    return child
+
+
+def finished(child):
+    process, status = os.waitpid(child, os.WNOHANG)
+    return process != 0 and os.waitstatus_to_exitcode(status)
+
+
+def last_step(run):
+    """The last step in the log, which may end in half a line."""
+    try:
+        lines = (run / "metrics.jsonl").read_text().split("\n")[:-1]
+    except FileNotFoundError:
+        return 0
+    return json.loads(lines[-1])["step"] if lines else 0
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    folder = options.folder
+    save_tiny(folder / "model", "llama")
+    lines = {"documents": FORGET, "general": [f"{a} {b}" for a in SENTENCES for b in SENTENCES] * 8}
+    for name, texts in lines.items():
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+
+    child = in_child(folder, "whole", resume=False)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, (folder / "whole.log").read_text()
+    draws = random.Random(options.seed)
+    moments = sorted(draws.sample(range(1, 29), options.kills))  # steps after which the kills come, a little later
+    kills, resume = 0, False
+    while True:
+        child = in_child(folder, "killed", resume)
+        if kills < options.kills:
+            code = False
+            while code is False and last_step(folder / "killed") < moments[kills]:
+                time.sleep(0.002)
+                code = finished(child)
+            time.sleep(draws.uniform(0, 0.1))
+            if code is False:
+                code = finished(child)
+            if code is False:
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+                kills += 1
+        else:
+            code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        resume = (folder / "killed" / "config.yaml").exists() and any((folder / "killed" / "checkpoints").glob("*.pt"))
+        if not resume and (folder / "killed").exists():
+            for path in sorted((folder / "killed").rglob("*"), reverse=True):
+                path.rmdir() if path.is_dir() else path.unlink()
+        if code is not False and code == 0:
+            break
+        assert code is False, (folder / "killed.log").read_text()
+    weights = [(folder / out / "model" / "model.safetensors").read_bytes() for out in ("whole", "killed")]
+    rows = [(folder / out / "metrics.jsonl").read_text().splitlines() for out in ("whole", "killed")]
+    losses = [[json.loads(row)["forget_loss"] for row in side] for side in rows]
+    print(json.dumps({"kills": kills, "identical": weights[0] == weights[1] and losses[0] == losses[1]}))
+
+
+if __name__ == "__main__":
+    main()

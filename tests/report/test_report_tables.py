@@ -9,7 +9,6 @@ from run_folders import ENDS, RETRAINED, TARGET, make_references, make_run, resu
 
 from unteach.report.exports import csv_cell, csv_table
 from unteach.report.load import Metric, load
-from unteach.report.metrics import format_number
 from unteach.report.style import look
 from unteach.report.tables import (
     Section,
@@ -20,6 +19,7 @@ from unteach.report.tables import (
     role_of,
     sections_of,
 )
+from unteach.writing import format_number
 
 
 def one_section(*paths: Path) -> Section:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from unteach.evaluation.statistics import Metric
-from unteach.files import write_whole
+from unteach.writing import write_whole
 
 SCHEMA = "unteach.scores/1"
 _RECORDS_OF = {

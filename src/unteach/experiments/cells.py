@@ -22,7 +22,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from unteach.report.metrics import METRICS, decimals_of, format_number
+from unteach.report.metrics import METRICS, decimals_of
+from unteach.writing import format_number, markdown_table
 
 __all__ = ["Book", "Cell", "State", "by_name", "code_version", "mean_and_std", "result_table", "thinned", "what_runs"]
 
@@ -137,7 +138,7 @@ class Book:
         of = {(cell.name, cell.seed): self.state(cell) for cell in cells}
         rows = [[name, *(of.get((name, seed), "–") for seed in seeds)] for name in names]
         missing = sum(not self.is_usable(cell) for cell in cells)
-        table = _markdown(["cell", *(f"seed {seed}" for seed in seeds)], rows)
+        table = markdown_table(["cell", *(f"seed {seed}" for seed in seeds)], rows)
         return f"{table}\n{len(cells) - missing} done, {missing} missing in {self.folder}"
 
 
@@ -241,16 +242,4 @@ def result_table(
         found = {m: [values[m]["value"] if m in values else None for values in group] for m in shown}
         texts = [mean_and_std(values, decimals_of(m)) for m, values in found.items()]
         lines.append([name, *texts, *(column[place] for column in extra.values())])
-    return _markdown(["", *titles, *extra], lines)
-
-
-def _markdown(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table that reads well as it stands, too: columns are padded, all but the first to the right."""
-    widths = [max(3, *(len(row[place]) for row in [titles, *rows])) for place in range(len(titles))]
-
-    def line(cells: Sequence[str]) -> str:
-        rest = (text.rjust(width) for text, width in zip(cells[1:], widths[1:], strict=True))
-        return "| " + " | ".join([cells[0].ljust(widths[0]), *rest]) + " |"
-
-    rule = "| " + " | ".join(["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]) + " |"
-    return "\n".join([line(titles), rule, *map(line, rows)])
+    return markdown_table(["", *titles, *extra], lines)

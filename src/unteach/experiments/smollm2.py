@@ -34,12 +34,12 @@ from unteach.data import EMBEDDED_GENERAL, Documents, ForgetBatches, GeneralText
 from unteach.evaluation.scoring import token_logprobs
 from unteach.evaluation.verbmem import mean_score, recite
 from unteach.experiments.gguf import convert, save_folder
-from unteach.files import write_whole
 from unteach.job import run_forget
 from unteach.method.vocab_head import Head, token_log_odds
 from unteach.models import context_length, load_model, load_tokenizer
 from unteach.models.precision import precision_of_pass
 from unteach.training.passes import hidden_states, in_micro_batches
+from unteach.writing import write_whole
 
 __all__ = ["Settings", "add_nll_gradient", "articles", "choose_articles", "finetune", "main", "split_texts", "table"]
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from unteach.config import ForgetConfig, to_yaml
-from unteach.files import write_whole
 from unteach.models.distributed import from_first_rank, is_first_rank
+from unteach.writing import write_whole
 
 try:
     import fcntl

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from unteach.config import ForgetConfig
 from unteach.errors import InputError
-from unteach.files import write_whole
+from unteach.writing import write_whole
 
 __all__ = ["StepLog"]
 

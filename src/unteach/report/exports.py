@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from unteach.report.examples import Piece
-from unteach.report.metrics import PRIVLEAK_MISSING, format_number
+from unteach.report.metrics import PRIVLEAK_MISSING
 from unteach.report.tables import Section, describe, format_cell, format_interval
+from unteach.writing import format_number
 
 if TYPE_CHECKING:
     from unteach.report.page import Report

@@ -80,13 +80,3 @@ RANKED = ("knowmem_f", "knowmem_r", "privleak", "mmlu_val")
 def decimals_of(metric: str) -> int:
     """How many decimals a metric is printed with, also one without an entry above."""
     return METRICS[metric].decimals if metric in METRICS else 3 if metric.startswith(("auc_", "nll_", "tofu_")) else 1
-
-
-def format_number(value: float | None, decimals: int = 1) -> str:
-    """A number for people: fixed decimals, a true minus sign, an en dash where there is none."""
-    if value is None:
-        return "–"
-    if abs(value) >= 1e6:
-        return f"{value:.2e}".replace("-", "−")
-    text = f"{value:.{decimals}f}"
-    return text.replace("-", "−") if float(text) else text.lstrip("-")

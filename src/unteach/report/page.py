@@ -11,7 +11,7 @@ from typing import Any
 from unteach.report import published
 from unteach.report.examples import ExampleSet, choose
 from unteach.report.load import Inputs, Run, load, number
-from unteach.report.metrics import METRICS, PRIVLEAK_MISSING, format_number
+from unteach.report.metrics import METRICS, PRIVLEAK_MISSING
 from unteach.report.plots import evaluation_figures, keys_of, tradeoff_figures, training_figures
 from unteach.report.style import Figure, look
 from unteach.report.tables import (
@@ -25,6 +25,7 @@ from unteach.report.tables import (
     sections_of,
 )
 from unteach.report.verdict import Verdict, headline, verdicts
+from unteach.writing import format_number
 
 BARS = ("verbmem_f", "knowmem_f", "knowmem_r", "mmlu_val", "degenerate")
 """Metrics in percent that the summary draws as bars."""

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from unteach.report.load import Run, number
-from unteach.report.metrics import METRICS, RAW_AUC, format_number
+from unteach.report.metrics import METRICS, RAW_AUC
 from unteach.report.style import FOREIGN, INK, MUTED, OTHERS, SURFACE, Canvas, Figure, Key, Look, look, make_figure
 from unteach.report.tables import Method, Section, describe
+from unteach.writing import format_number
 
 POINTS = 150
 """Most points of one training curve; longer ones are averaged over equal stretches of steps."""

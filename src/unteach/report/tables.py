@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from unteach.report.load import Inputs, Metric, Result, Run
-from unteach.report.metrics import BESIDE, MAIN, METRICS, RANKED, RAW_AUC, MetricInfo, decimals_of, format_number
+from unteach.report.metrics import BESIDE, MAIN, METRICS, RANKED, RAW_AUC, MetricInfo, decimals_of
+from unteach.writing import format_number
 
 Role = Literal["target", "retrained", "method"]
 RUN_SPECIFIC = frozenset({"seed", "seeds", "name", "out", "resume", "json"})

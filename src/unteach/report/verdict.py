@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from unteach.report.load import Run, number
-from unteach.report.metrics import METRICS, format_number
+from unteach.report.metrics import METRICS
 from unteach.report.tables import Method, Section
+from unteach.writing import format_number
 
 KEPT = 0.9
 """Share of the answers on retained documents from which on they count as kept."""

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from unteach.files import write_whole
+from unteach.writing import write_whole
 
 
 def test_text_and_bytes_are_written_and_nothing_is_left_beside_them(tmp_path: Path) -> None:

@@ -1,0 +1,44 @@
+"""How things are written: files whole or not at all, tables that read well as text, numbers for people."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+__all__ = ["format_number", "markdown_table", "write_whole"]
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write a file through another beside it: who reads sees the old content or the new, whenever a process dies.
+
+    Args:
+        path: The file; its folder is made.
+        content: Text is written as UTF-8.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}.{os.getpid()}.part")
+    partial.write_bytes(content.encode() if isinstance(content, str) else content)
+    os.replace(partial, path)
+
+
+def markdown_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table that reads well as it stands, too: columns are padded, all but the first to the right."""
+    widths = [max(3, *(len(row[place]) for row in [titles, *rows])) for place in range(len(titles))]
+
+    def line(cells: Sequence[str]) -> str:
+        rest = (text.rjust(width) for text, width in zip(cells[1:], widths[1:], strict=True))
+        return "| " + " | ".join([cells[0].ljust(widths[0]), *rest]) + " |"
+
+    rule = "| " + " | ".join(["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]) + " |"
+    return "\n".join([line(titles), rule, *map(line, rows)])
+
+
+def format_number(value: float | None, decimals: int = 1) -> str:
+    """A number for people: fixed decimals, a true minus sign, an en dash where there is none."""
+    if value is None:
+        return "–"
+    if abs(value) >= 1e6:
+        return f"{value:.2e}".replace("-", "−")
+    text = f"{value:.{decimals}f}"
+    return text.replace("-", "−") if float(text) else text.lstrip("-")

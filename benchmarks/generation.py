@@ -26,9 +26,10 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from unteach.corpora.muse import load_muse
+from unteach.data.text import encode
 from unteach.evaluation import evaluate
 from unteach.evaluation.generation import generate
-from unteach.evaluation.inference import encode, stop_ids
+from unteach.evaluation.inference import stop_ids
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 

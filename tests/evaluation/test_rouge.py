@@ -5,8 +5,9 @@ import random
 import pytest
 from rouge_score.rouge_scorer import RougeScorer
 
+from unteach.data.text import split_words
 from unteach.evaluation import rouge_l
-from unteach.evaluation.rouge import longest_common_subsequence, rouge_l_recall_stemmed, split_words
+from unteach.evaluation.rouge import longest_common_subsequence, rouge_l_recall_stemmed
 
 
 def test_hand_computed_value():

@@ -10,8 +10,7 @@ import numpy as np
 from unteach.corpora import Benchmark, Probe, Question, Settings
 from unteach.corpora.rows import check_columns, read_rows
 from unteach.data import special_ids
-from unteach.evaluation.inference import decode, encode
-from unteach.evaluation.rouge import split_words
+from unteach.data.text import decode, encode, split_words
 
 MINIMUM_TOKENS = 16
 """A piece of text shorter than this makes no probe and no membership text."""

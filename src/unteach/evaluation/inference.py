@@ -52,20 +52,6 @@ def stop_ids(model: Any, tokenizer: Any) -> frozenset[int]:
     return frozenset()
 
 
-def encode(tokenizer: Any, text: str) -> list[int]:
-    """Token ids of a text with the special tokens the tokenizer adds by itself; never truncated."""
-    return list(tokenizer(text, add_special_tokens=True, truncation=False, verbose=False)["input_ids"])
-
-
-def decode(tokenizer: Any, ids: Sequence[int]) -> str:
-    """The text of token ids without special tokens.
-
-    Differs from MUSE's code: there spaces before punctuation are removed too, which changes no word that
-    ROUGE sees except in texts written like `do n't`.
-    """
-    return tokenizer.decode(list(ids), skip_special_tokens=True)
-
-
 def cut_left(ids: Sequence[int], room: int, first_id: int | None = None) -> list[int]:
     """Drop the oldest tokens of a prompt so that at most `room` remain.
 

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from unteach.corpora import Question, Settings
+from unteach.data.text import encode
 from unteach.evaluation.generation import BATCH_SIZE
-from unteach.evaluation.inference import Advance, encode
+from unteach.evaluation.inference import Advance
 from unteach.evaluation.verbmem import continue_prompts, score_record
 
 

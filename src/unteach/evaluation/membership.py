@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from unteach.evaluation.inference import Advance, encode
+from unteach.data.text import encode
+from unteach.evaluation.inference import Advance
 from unteach.evaluation.scoring import token_logprobs
 from unteach.evaluation.statistics import RESAMPLES, Interval, checked, percentiles
 from unteach.models import context_length

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from unteach.corpora import ChoiceQuestion
+from unteach.data.text import decode, encode
 from unteach.evaluation.generation import BATCH_SIZE, next_tokens
-from unteach.evaluation.inference import Advance, cut_left, decode, encode
+from unteach.evaluation.inference import Advance, cut_left
 from unteach.models import context_length
 
 LETTERS = "ABCDEFGHIJ"

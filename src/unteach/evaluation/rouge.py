@@ -7,35 +7,10 @@ other.
 """
 
 import functools
-import re
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
-Words = Literal["latin", "unicode"]
-
-# Thai, Lao, Burmese, Khmer, Japanese, Chinese: written without spaces between words.
-_UNSPACED = r"\u0E00-\u0EFF\u1000-\u109F\u1780-\u17FF\u3040-\u30FF\u3400-\u9FFF\U00020000-\U0003FFFF"
-_PATTERNS = {
-    "latin": re.compile(r"[a-z0-9]+"),
-    "unicode": re.compile(rf"[{_UNSPACED}]|[^\W_{_UNSPACED}]+"),
-}
-
-
-def split_words(text: str, words: Words = "latin") -> list[str]:
-    """Split a text into the units ROUGE compares.
-
-    Args:
-        text: any text.
-        words: `"latin"`, as MUSE and `rouge-score` do: lower-case runs of a-z and 0-9, everything else is a
-            separator, so a text in Greek or Chinese has **no** words and always scores 0. `"unicode"`: runs
-            of letters and digits of any script; in scripts written without spaces each character is a word.
-
-    Returns:
-        The words in order.
-    """
-    if words not in _PATTERNS:
-        raise ValueError(f"words is {words!r}: allowed are {' and '.join(map(repr, _PATTERNS))}")
-    return _PATTERNS[words].findall(text.lower())
+from unteach.data.text import Words, split_words
 
 
 def longest_common_subsequence(first: Sequence[str], second: Sequence[str]) -> int:

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from unteach.corpora import Benchmark
+from unteach.data.text import encode
 from unteach.evaluation.generation import BATCH_SIZE
-from unteach.evaluation.inference import encode
 from unteach.evaluation.knowmem import answer_questions
 from unteach.evaluation.membership import (
     SATURATED,

@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from unteach.corpora import Settings, Tofu, TofuQuestion
+from unteach.data.text import encode
 from unteach.evaluation.generation import BATCH_SIZE
-from unteach.evaluation.inference import Advance, encode, stop_ids
+from unteach.evaluation.inference import Advance, stop_ids
 from unteach.evaluation.repetition import is_degenerate
 from unteach.evaluation.rouge import rouge_l_recall_stemmed
 from unteach.evaluation.scoring import token_logprobs

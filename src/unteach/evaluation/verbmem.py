@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from unteach.corpora import Probe
+from unteach.data.text import Words, decode, encode
 from unteach.evaluation.generation import BATCH_SIZE, generate
-from unteach.evaluation.inference import Advance, cut_left, decode, encode, stop_ids
+from unteach.evaluation.inference import Advance, cut_left, stop_ids
 from unteach.evaluation.repetition import is_degenerate
-from unteach.evaluation.rouge import Words, rouge_l
+from unteach.evaluation.rouge import rouge_l
 from unteach.models import context_length
 
 LongPrompts = Literal["cut", "error"]

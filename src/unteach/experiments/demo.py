@@ -2,35 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from unteach.config import ForgetConfig, Method
+from unteach.config import ForgetConfig
 from unteach.errors import InputError
+from unteach.experiments.presets import METHODS, MICRO_SETTINGS
 
-__all__ = ["METHODS", "DemoOptions", "run"]
+__all__ = ["DemoOptions", "run"]
 
-_PAPER: dict[str, Any] = {"token_share": 1.0, "loops_every": None}
-_ADAMW = Method(optimizer="adamw", lr=3e-4, alpha=0.2, warmup=5, **_PAPER)
-METHODS = {
-    "mt-nlul-kl": Method(),
-    "adamw-npo-kl": dataclasses.replace(_ADAMW, loss="npo", ratio="mean", alpha=1.0),
-    "mt-nlul-kl-paper": Method(**_PAPER),
-    "mt-nlul-qkl": Method(divergence="qkl_frozen", **_PAPER),
-    "adamw-npo-sum-kl": dataclasses.replace(_ADAMW, loss="npo", alpha=1.0),
-    "adamw-it-kl": dataclasses.replace(_ADAMW, loss="it", alpha=1.0),
-    "adamw-ll-kl": dataclasses.replace(_ADAMW, loss="ll"),
-    "adamw-nlul-kl": dataclasses.replace(_ADAMW, loss="nlul"),
-}
-"""The methods by name; the first two are the demo, all of them ``--all``. AdamW's numbers suit the embedded model.
-
-All but the first are as in the paper: the loss looks at all tokens, and nothing is done about loops."""
-SETTINGS: dict[str, Any] = {"general_tokens": 128, "wished_steps": 40, "max_steps": 200, "probes": 64}
-"""What suits the embedded model: its context is short, and a demo should be."""
 SHOWN = ("verbmem_f", "knowmem_f", "knowmem_r", "privleak", "nll_general", "degenerate")
 
 
@@ -75,11 +58,11 @@ def run(options: DemoOptions) -> dict[str, Any]:
                 reference="micro:retrained",
                 incompetent="micro:small" if METHODS[name].loss == "it" else None,
                 out=str(out / name),
-                **SETTINGS,
+                **MICRO_SETTINGS,
                 method=METHODS[name],
                 seed=options.seed,
             ),
-            shared=shared.once,
+            shared=shared.measured_once,
         )
         folder = out / name / "evaluations"
         results |= {

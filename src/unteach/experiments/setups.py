@@ -16,7 +16,7 @@ from unteach.corpora import Benchmark, Probe
 from unteach.data import read_documents
 from unteach.errors import InputError
 from unteach.experiments.cells import thinned
-from unteach.job.run_folder import Once, SharedScores
+from unteach.job.run_folder import MeasuredOnce, SharedScores
 
 if TYPE_CHECKING:
     from unteach.evaluation.scores import Scores
@@ -116,7 +116,7 @@ class Setup:
 
         own = config.model.startswith("micro:") and config.documents == "micro:forget" and self.embedded
         needed = None if own else ["verbmem_f"]  # the rest of the job's own scores nobody would read
-        result = run_forget(config, say=self.say, shared=self._once(config), measurements=needed)
+        result = run_forget(config, say=self.say, shared=self._measured_once(config), measurements=needed)
         out = Path(config.out)
         lines = (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
         if own:
@@ -136,18 +136,18 @@ class Setup:
         }
         return result, content
 
-    def _once(self, config: ForgetConfig) -> Once:
+    def _measured_once(self, config: ForgetConfig) -> MeasuredOnce:
         """What keeps the scores of runs that start from the same model and measure the same passages."""
         own = config.model.startswith("micro:") and config.documents == "micro:forget"
         seed = None if own else config.seed  # those passages are the same for every seed
         inputs = [self._hash(name, getattr(config, name)) for name in _INPUTS if name != "incompetent"]
         asks = "knowmem" in (config.stop.metric or "")  # the stop rule then needs other scores, the report the same
 
-        def once(name: str, compute: Callable[[], T]) -> T:
+        def measured_once(name: str, compute: Callable[[], T]) -> T:
             rule = asks if name.startswith("stop") else None
-            return self.shared.once(f"{name} {inputs} {config.probes} {seed} {rule}", compute)
+            return self.shared.measured_once(f"{name} {inputs} {config.probes} {seed} {rule}", compute)
 
-        return once
+        return measured_once
 
     def measure(self, model: Any, seed: int) -> Scores:
         """Everything that can be measured of a model."""
@@ -186,7 +186,7 @@ class Setup:
             model, tokenizer = load_model(reference, device=self.config.resolved_device())
             return evaluate(model, tokenizer, self.final, measurements=["privleak", "tofu"])
 
-        return self.shared.once("reference", compute)
+        return self.shared.measured_once("reference", compute)
 
     def kept(self, scores: Scores) -> dict[str, Any]:
         """What a cell keeps of scores: values with intervals, notes, and a few outputs where the texts may be shown."""

@@ -18,8 +18,7 @@ from unteach.config import ForgetConfig, Method, checked
 from unteach.corpora import Benchmark
 from unteach.data import EMBEDDED_GENERAL, GENERAL_BYTES, read_documents
 from unteach.errors import InputError
-from unteach.experiments.demo import METHODS as MICRO_METHODS
-from unteach.experiments.demo import SETTINGS as MICRO_SETTINGS
+from unteach.experiments.presets import METHODS, MICRO_SETTINGS, methods_of_the_paper
 from unteach.experiments.setups import Setup
 
 if TYPE_CHECKING:
@@ -34,8 +33,6 @@ HELDOUT, PROBES, FOLDS = 64, 100, 4
 """General texts set aside to measure on, verbatim probes, and sequential requests."""
 MICRO_STEPS = 120
 """Longest run on the embedded benchmark: what has not been forgotten by then is not forgotten in 200 steps either."""
-_PAPER_LR = {"npo": 1e-5}
-"""AdamW's learning rates in the authors' runs; 1e-6 for the other losses."""
 
 
 def build(options: ReproduceOptions, work: Path, say: Callable[[str], None]) -> Setup:
@@ -120,7 +117,7 @@ def _micro(options: ReproduceOptions, given: dict[str, Any], work: Path, say: Ca
     return Setup(
         benchmark="micro",
         config=_config(start, given.get("config", {})),
-        methods=_methods(MICRO_METHODS, given.get("methods", {})),
+        methods=_methods(METHODS, given.get("methods", {})),
         final=final,
         folds=tuple(f"micro:forget_{number}" for number in range(1, FOLDS + 1)),
         retain="micro:retain",
@@ -168,16 +165,11 @@ def _tables(options: ReproduceOptions, given: dict[str, Any], work: Path, say: C
     own_probes = tables.verbatim_forget
     if options.limit:
         final, own_probes = final.first(options.limit), own_probes[: options.limit]
-    baselines = {
-        name: dataclasses.replace(m, lr=_PAPER_LR.get(m.loss, 1e-6), alpha=0.05, warmup=100)
-        for name, m in MICRO_METHODS.items()
-        if m.optimizer == "adamw"
-    }
     quarter = -(-len(documents) // FOLDS)
     return Setup(
         benchmark=options.benchmark,
         config=config,
-        methods=_methods({**MICRO_METHODS, **baselines}, given.get("methods", {})),
+        methods=_methods(methods_of_the_paper(), given.get("methods", {})),
         final=final,
         folds=tuple(
             _write(work / f"fold_{n + 1}.jsonl", documents[n * quarter : (n + 1) * quarter]) for n in range(FOLDS)

@@ -27,7 +27,7 @@ from unteach.data import (
 from unteach.errors import InputError
 from unteach.job.card import model_card
 from unteach.job.probes import Probes, run_probes
-from unteach.job.run_folder import Once, RunFolder, SharedScores
+from unteach.job.run_folder import MeasuredOnce, RunFolder, SharedScores
 from unteach.job.tracking import StepLog
 from unteach.models import context_length, load_model, rounding_loss, save_model, trainable_parameters
 from unteach.models.distributed import (
@@ -88,7 +88,7 @@ def run_forget(
     *,
     resume: bool = False,
     say: Callable[[str], None] | None = None,
-    shared: Once | None = None,
+    shared: MeasuredOnce | None = None,
     measurements: Collection[str] | None = None,
 ) -> ForgetResult:
     """``unteach forget``: load everything that the config names, run, save.
@@ -99,8 +99,8 @@ def run_forget(
         config: Settings.
         resume: Go on with the run in ``config.out``, with the settings saved there.
         say: Gets the lines for people; by default they go to stderr.
-        shared: ``SharedScores().once``, the same for several runs that start from one model with the same data and
-            seed: the scores before the run, and the reference's, are then measured once.
+        shared: ``SharedScores().measured_once``, the same for several runs that start from one model with the same data
+            and seed: the scores before the run, and the reference's, are then measured once.
         measurements: What is measured before and after the run, names out of ``evaluation.suite.MEASUREMENTS``; None:
             everything that can be.
 
@@ -205,7 +205,7 @@ def _forget(
     *,
     resume: bool = False,
     say: Callable[[str], None] | None = None,
-    shared: Once | None = None,
+    shared: MeasuredOnce | None = None,
     measurements: Collection[str] | None = None,
 ) -> ForgetResult:
     from unteach.evaluation.suite import evaluate
@@ -258,7 +258,7 @@ def _forget(
         say(f"step {step}: " + ", ".join(f"{name} {value:.4g}" for name, value in scores.items()))
         return scores
 
-    folder = RunFolder(out, resume, shared or SharedScores().once)
+    folder = RunFolder(out, resume, shared or SharedScores().measured_once)
     folder.write_config(config)
     before = folder.remember("before", lambda: _scores_before(model, tokenizer, probes, options))
     say("before: " + ", ".join(f"{name} {value:.4g}" for name, value in before.items()))

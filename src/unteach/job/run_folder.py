@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import pickle
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from unteach.config import ForgetConfig, to_yaml
+from unteach.evaluation.scores import Scores
 from unteach.models.distributed import from_first_rank, is_first_rank
 from unteach.writing import write_whole
 
@@ -19,16 +19,11 @@ try:
 except ImportError:  # not on Windows: there two processes may measure the same
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["Once", "RunFolder", "SharedScores"]
+__all__ = ["MeasuredOnce", "RunFolder", "SharedScores"]
 
 T = TypeVar("T")
-
-
-class Once(Protocol):
-    """What is computed once under a name, and then known."""
-
-    def __call__(self, name: str, compute: Callable[[], T]) -> T:
-        """The value of that name."""
+MeasuredOnce = Callable[[str, Callable[[], Any]], Any]
+"""Takes a name and what measures it; gives back what was measured under that name, once."""
 
 
 class SharedScores:
@@ -42,23 +37,26 @@ class SharedScores:
         self._folder = folder
         self._known: dict[str, Any] = {}
 
-    def once(self, name: str, compute: Callable[[], T]) -> T:
+    def measured_once(self, name: str, compute: Callable[[], T]) -> T:
         """The scores of that name; ``compute`` is called if nobody has them yet."""
         if name not in self._known:
             self._known[name] = compute() if self._folder is None else self._in_folder(self._folder, name, compute)
         return self._known[name]
 
     @staticmethod
-    def _in_folder(folder: Path, name: str, compute: Callable[[], T]) -> T:
+    def _in_folder(folder: Path, name: str, compute: Callable[[], Any]) -> Any:
         folder.mkdir(parents=True, exist_ok=True)
-        file = folder / hashlib.sha256(name.encode()).hexdigest()[:32]
+        file = folder / f"{hashlib.sha256(name.encode()).hexdigest()[:32]}.json"
         with file.with_suffix(".lock").open("w") as lock:
             if fcntl:
                 fcntl.flock(lock, fcntl.LOCK_EX)  # given back when the file is closed, also by a process that dies
             if file.exists():
-                return pickle.loads(file.read_bytes())
+                content = json.loads(file.read_text(encoding="utf-8"))
+                return Scores.from_dict(content["scores"]) if "scores" in content else content["value"]
             value = compute()
-            write_whole(file, pickle.dumps(value))
+            write_whole(
+                file, json.dumps({"scores": value.to_dict()} if isinstance(value, Scores) else {"value": value})
+            )
             return value
 
 
@@ -68,11 +66,11 @@ class RunFolder:
     Args:
         out: The folder; None: a temporary one.
         resume: Read back what a run wrote before.
-        once: Keeps the scores that several runs from one model share.
+        measured_once: Keeps the scores that several runs from one model share.
     """
 
-    def __init__(self, out: Path | None, resume: bool, once: Once) -> None:
-        self._once = once
+    def __init__(self, out: Path | None, resume: bool, measured_once: MeasuredOnce) -> None:
+        self._measured_once = measured_once
         self._temporary = tempfile.TemporaryDirectory() if out is None and is_first_rank() else None
         self.path = from_first_rank(Path(self._temporary.name) if self._temporary else Path(str(out)))
         self.resume = resume
@@ -89,24 +87,22 @@ class RunFolder:
         file = self.path / "checkpoints" / f"{name}.json"
         if from_first_rank(self.resume and file.exists()):
             return json.loads(file.read_text(encoding="utf-8"))
-        scores = self._once(f"stop {name}", lambda: from_first_rank(compute()))
+        scores = self._measured_once(f"stop {name}", lambda: from_first_rank(compute()))
         self.write_json(f"checkpoints/{name}.json", scores)
         return scores
 
-    def scores(self, name: str, compute: Callable[[], Any], config: ForgetConfig, step: int | None) -> Any:
+    def scores(self, name: str, compute: Callable[[], Scores], config: ForgetConfig, step: int | None) -> Scores:
         """Scores of the final benchmark, written to ``evaluations/`` and read back when a run is resumed."""
-        from unteach.evaluation.scores import Scores
-
         file = self.path / "evaluations" / f"{name}.json"
         if from_first_rank(self.resume and file.exists()):
             return Scores.from_dict(json.loads(file.read_text(encoding="utf-8")))
         model = config.reference if step is None else config.model
 
-        def measure() -> Any:
+        def measure() -> Scores:
             scores = from_first_rank(compute())
             return scores.replace(step=step, seed=config.seed, model=model, name=name if step is None else "")
 
-        scores = measure() if step else self._once(f"final {name}", measure)
+        scores = measure() if step else self._measured_once(f"final {name}", measure)
         if is_first_rank():
             scores.write(file)
         return scores

@@ -1,4 +1,4 @@
-"""Take the pictures of docs/report.md: `python tests/report/screenshots.py docs/images [report.html]`.
+"""Take the pictures of docs/guide.md: `python tests/report/screenshots.py docs/images [report.html]`.
 
 Without a page, one is made from invented runs, and says so.
 """

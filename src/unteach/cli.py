@@ -144,7 +144,7 @@ def _written_report(run: Path) -> Path | None:
 
 def _before_and_after(before: Mapping[str, float], after: Mapping[str, float]) -> list[str]:
     """The scores that a person wants to see, a line each: those that the report explains."""
-    from unteach.report.metrics import METRICS
+    from unteach.evaluation.metrics import METRICS
 
     shown = [name for name in METRICS if name in before and name in after]
     width = max(map(len, (METRICS[name].title for name in shown)), default=0)

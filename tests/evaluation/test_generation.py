@@ -16,7 +16,7 @@ from transformers import (
 from unteach.evaluation import generation
 from unteach.evaluation.attention import faster_on_cpu
 from unteach.evaluation.generation import _Reader, _shared_length, generate, next_tokens
-from unteach.evaluation.inference import cut_left, in_batches, stop_ids
+from unteach.evaluation.inference import Batching, cut_left, in_batches, stop_ids
 from unteach.models import context_length
 
 VOCABULARY = 400
@@ -55,8 +55,8 @@ def test_batched_equals_one_by_one(model, shared, monkeypatch):
     for piece_tokens in (1, 64, 1024):
         monkeypatch.setitem(generation._PIECE_TOKENS, "cpu", piece_tokens)
         for batch_size in (1, 4, 128):
-            assert generate(model, prompts, max_new_tokens=24, batch_size=batch_size) == expected
-    assert generate(model, prompts, max_new_tokens=24, batch_tokens=150) == expected
+            assert generate(model, prompts, max_new_tokens=24, batching=Batching(batch_size)) == expected
+    assert generate(model, prompts, max_new_tokens=24, batching=Batching(batch_tokens=150)) == expected
 
 
 @pytest.mark.gpu
@@ -164,7 +164,7 @@ def test_grouped_attention_equals_the_usual_one(model):
 
 def test_next_tokens(model):
     prompts = random_prompts(9, shared=33, seed=8)
-    best, scores = next_tokens(model, prompts, [7, 5, 300], batch_size=4)
+    best, scores = next_tokens(model, prompts, [7, 5, 300], batching=Batching(4))
     assert best.tolist() == [ids[0] for ids in generate(model, prompts, max_new_tokens=1)]
     with torch.no_grad():
         expected = torch.stack([model(torch.tensor([prompt])).logits[0, -1, [7, 5, 300]] for prompt in prompts])
@@ -173,7 +173,7 @@ def test_next_tokens(model):
 
 def test_progress_counts_every_prompt(model):
     done = []
-    generate(model, random_prompts(10), max_new_tokens=2, batch_size=4, advance=done.append)
+    generate(model, random_prompts(10), max_new_tokens=2, batching=Batching(4, advance=done.append))
     assert done == [4, 4, 2]
 
 
@@ -189,7 +189,7 @@ def test_refusals(model, prompts, new, message):
     with pytest.raises(ValueError, match=message):
         generate(model, prompts, max_new_tokens=new)
     with pytest.raises(ValueError, match="batch_size is 0"):
-        generate(model, [[3]], max_new_tokens=1, batch_size=0)
+        generate(model, [[3]], max_new_tokens=1, batching=Batching(0))
 
 
 def test_nan_weights_are_an_error(model):
@@ -227,7 +227,7 @@ def test_batches_are_halved_when_memory_runs_out():
             raise torch.OutOfMemoryError("too much")
         seen.append(group)
 
-    in_batches([5, 1, 4, 2, 3], run, batch_size=5, batch_tokens=100)
+    in_batches([5, 1, 4, 2, 3], run, Batching(5), 100)
     assert sorted(index for group in seen for index in group) == [0, 1, 2, 3, 4]
     assert seen[0] == [0, 2]  # longest first
 
@@ -235,4 +235,4 @@ def test_batches_are_halved_when_memory_runs_out():
         raise torch.OutOfMemoryError("too much")
 
     with pytest.raises(torch.OutOfMemoryError):
-        in_batches([5, 1], never, batch_size=2, batch_tokens=100)
+        in_batches([5, 1], never, Batching(2), 100)

@@ -6,6 +6,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from unteach.corpora import ChoiceQuestion
+from unteach.evaluation.inference import Batching
 from unteach.evaluation.mmlu import answer_choices, letter_tokens
 
 SHOT = "Question: Which?\n\nChoices:\nA. one\nB. two\nC. three\nD. four\n\nCorrect answer:"
@@ -18,7 +19,7 @@ def questions(count):
 
 
 def test_letters_alone_are_compared(model, tokenizer):
-    records = answer_choices(model, tokenizer, questions(7), batch_size=3)
+    records = answer_choices(model, tokenizer, questions(7), batching=Batching(3))
     _, letters = letter_tokens(tokenizer, 4)
     for question, record in zip(questions(7), records, strict=True):
         with torch.no_grad():

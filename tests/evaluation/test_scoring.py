@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from unteach.evaluation.inference import Batching
 from unteach.evaluation.scoring import token_logprobs
 
 
@@ -21,7 +22,9 @@ def sequences():
     return [torch.randint(0, 400, (length,), generator=generator).tolist() for length in (2, 30, 7, 31, 100, 2)]
 
 
-@pytest.mark.parametrize("options", [{}, {"batch_size": 2}, {"positions": 32}, {"positions": 8}, {"positions": 1}])
+@pytest.mark.parametrize(
+    "options", [{}, {"batching": Batching(2)}, {"positions": 32}, {"positions": 8}, {"positions": 1}]
+)
 def test_equals_one_at_a_time(model, sequences, options):
     results = token_logprobs(model, sequences, **options)
     for sequence, values in zip(sequences, results, strict=True):
@@ -58,6 +61,6 @@ def test_nan_is_an_error(model):
 def test_progress_and_mode(model):
     done = []
     training = copy.deepcopy(model).train()
-    token_logprobs(training, [[3, 4], [5, 6, 7]], advance=done.append)
+    token_logprobs(training, [[3, 4], [5, 6, 7]], batching=Batching(advance=done.append))
     assert sum(done) == 2
     assert training.training

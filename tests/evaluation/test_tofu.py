@@ -8,6 +8,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from unteach.corpora import Settings, Tofu, TofuQuestion
+from unteach.evaluation.inference import Batching
 from unteach.evaluation.tofu import answer_tofu, forget_quality, harmonic_mean, tofu_metrics, truth_ratio
 
 
@@ -58,7 +59,7 @@ def probability(model, tokenizer, prompt, answer, end):
 @pytest.mark.parametrize("end", [True, False])
 def test_probabilities_and_ratios(model, tokenizer, end):
     settings = Settings(tofu_tokens=5, tofu_scores_end=end)
-    records = answer_tofu(model, tokenizer, TOFU, settings=settings, batch_size=3)
+    records = answer_tofu(model, tokenizer, TOFU, settings=settings, batching=Batching(3))
     assert {part: len(group) for part, group in records.items()} == {
         "forget": 5,
         "retain": 4,

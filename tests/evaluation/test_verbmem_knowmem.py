@@ -6,6 +6,7 @@ from random_models import MEMORISED, UNSEEN, build_llama, memorise
 
 from unteach.corpora import Probe, Question, Settings
 from unteach.corpora.own import cut_probes
+from unteach.evaluation.inference import Batching
 from unteach.evaluation.knowmem import answer_questions, cut_answer
 from unteach.evaluation.verbmem import mean_score, recite
 
@@ -47,9 +48,10 @@ def test_probes_with_ids_are_used_as_they_are(reciter, tokenizer):
 def test_reciting_between_training_steps_changes_nothing(reciter, tokenizer):
     torch.manual_seed(0)
     state = torch.random.get_rng_state()
-    first = recite(reciter, tokenizer, [probe_of(MEMORISED, 5), probe_of(UNSEEN, 3)], tokens=8)
+    probes = [probe_of(MEMORISED, 5), probe_of(UNSEEN, 3)]
+    first = recite(reciter, tokenizer, probes, tokens=8)
     assert torch.equal(state, torch.random.get_rng_state())
-    assert first == recite(reciter, tokenizer, [probe_of(MEMORISED, 5), probe_of(UNSEEN, 3)], tokens=8, batch_size=1)
+    assert first == recite(reciter, tokenizer, probes, tokens=8, batching=Batching(1))
 
 
 def test_a_long_prompt_loses_its_oldest_tokens_or_is_refused(reciter, tokenizer):

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 BENCHMARKS = ("micro", "muse-news", "muse-books", "tofu-forget01", "tofu-forget05", "tofu-forget10", "mmlu", "own")
 _GENERAL_TEXTS = 200
 _GENERAL_BYTES = 4_000_000
-SHOWN = ("verbmem_f", "knowmem_f", "privleak", "knowmem_r", "mmlu_val", "nll_general", "degenerate")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,8 +266,10 @@ def as_table(content: dict[str, Any]) -> "Table":
     """
     from rich.table import Table
 
+    from unteach.evaluation.metrics import columns
+
     results = content["results"]
-    measured = [name for name in SHOWN if any(name in result["metrics"] for result in results)]
+    measured = [name for name in columns() if any(name in result["metrics"] for result in results)]
     others = sorted({key for result in results for key in result["metrics"] if ":" in key or key.startswith("tofu_")})
     table = Table(title=results[0]["benchmark"]["name"])
     table.add_column("metric")

@@ -19,7 +19,8 @@ from unteach.evaluation.attention import faster_on_cpu
 from unteach.evaluation.cache import Collector, is_plain
 from unteach.evaluation.fixed_steps import can_fix, fixed_steps
 from unteach.evaluation.inference import (
-    Advance,
+    PROMPTS_TOGETHER,
+    Batching,
     accepted_arguments,
     cache_tokens,
     evaluating,
@@ -28,7 +29,6 @@ from unteach.evaluation.inference import (
 from unteach.models import context_length
 from unteach.models.distributed import share_out
 
-BATCH_SIZE = 128
 _PIECE_TOKENS = {"cuda": 2**16, "cpu": 2**10}
 _SHARED_LENGTH = 32
 _SHRINK_AT = 0.75
@@ -40,9 +40,7 @@ def generate(
     *,
     max_new_tokens: int | Sequence[int],
     stop_ids: Collection[int] = (),
-    batch_size: int = BATCH_SIZE,
-    batch_tokens: int | None = None,
-    advance: Advance | None = None,
+    batching: Batching = PROMPTS_TOGETHER,
 ) -> list[list[int]]:
     """Continue each prompt greedily: the most probable token at every step.
 
@@ -53,10 +51,7 @@ def generate(
         prompts: token ids of each prompt; none may be empty.
         max_new_tokens: how many tokens to add, for all prompts or for each.
         stop_ids: ids that end a row; they are not part of its output.
-        batch_size: most prompts decoded together.
-        batch_tokens: most tokens (prompts and output, padding included) held at once; by default what fits a
-            quarter of the GPU's memory, or 2 GiB on a CPU.
-        advance: called with the number of prompts just finished.
+        batching: how many prompts are decoded together.
 
     Returns:
         The new token ids of each prompt, in the order of the prompts.
@@ -77,13 +72,8 @@ def generate(
             for index, ids in zip(group, continued, strict=True):
                 outputs[index] = ids
 
-        in_batches(
-            [len(prompt) + limit for prompt, limit in items],
-            run,
-            batch_size=batch_size,
-            batch_tokens=batch_tokens or cache_tokens(model),
-            advance=advance,
-        )
+        lengths = [len(prompt) + limit for prompt, limit in items]
+        in_batches(lengths, run, batching, batching.batch_tokens or cache_tokens(model))
         return outputs
 
     with evaluating(model), faster_on_cpu(model):
@@ -95,9 +85,7 @@ def next_tokens(
     prompts: Sequence[Sequence[int]],
     candidates: Sequence[int],
     *,
-    batch_size: int = BATCH_SIZE,
-    batch_tokens: int | None = None,
-    advance: Advance | None = None,
+    batching: Batching = PROMPTS_TOGETHER,
 ) -> tuple[Tensor, Tensor]:
     """What each prompt is followed by.
 
@@ -105,9 +93,7 @@ def next_tokens(
         model: a Hugging Face causal language model.
         prompts: token ids of each prompt; none may be empty.
         candidates: ids to compare.
-        batch_size: as in `generate`.
-        batch_tokens: as in `generate`.
-        advance: as in `generate`.
+        batching: how many prompts are read together.
 
     Returns:
         The most probable next id of each prompt [prompts], and the logits of the candidates
@@ -125,13 +111,7 @@ def next_tokens(
             best[group] = logits.argmax(-1).cpu()
             scores[group] = logits[:, list(candidates)].float().cpu()
 
-        in_batches(
-            [len(prompt) for prompt in items],
-            run,
-            batch_size=batch_size,
-            batch_tokens=batch_tokens or cache_tokens(model),
-            advance=advance,
-        )
+        in_batches([*map(len, items)], run, batching, batching.batch_tokens or cache_tokens(model))
         return list(zip(best, scores, strict=True))
 
     with evaluating(model), faster_on_cpu(model):

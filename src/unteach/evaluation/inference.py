@@ -1,8 +1,9 @@
-"""What every measurement needs from a model and its tokenizer: contexts, batches, ids and text."""
+"""What every measurement needs from a model and its tokenizer: modes, batches and the ids that end a text."""
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,8 +11,27 @@ import torch
 Advance = Callable[[int], object]
 """Called with the number of items just finished, to move a progress bar."""
 
+BATCH_SIZE = 128
 _MEMORY_SHARE = 0.25
 _HOST_MEMORY = 2 * 2**30
+
+
+@dataclass(frozen=True)
+class Batching:
+    """How many items a model reads together, and who is told how far it is."""
+
+    batch_size: int = BATCH_SIZE
+    """Most items read or decoded together."""
+    batch_tokens: int | None = None
+    """Most tokens (prompts and output, padding included) that decoding holds at once; by default what fits a quarter
+    of the GPU's memory, or 2 GiB on a CPU."""
+    advance: Advance | None = None
+    """Called with the number of items just finished."""
+
+
+PROMPTS_TOGETHER = Batching()
+TEXTS_TOGETHER = Batching(64)
+"""The defaults of decoding and of scoring texts."""
 
 
 @contextmanager
@@ -91,26 +111,19 @@ def cache_tokens(model: Any) -> int:
     return max(1, memory // (2 * layers * heads * width * model.dtype.itemsize))
 
 
-def in_batches(
-    lengths: Sequence[int],
-    run: Callable[[list[int]], None],
-    *,
-    batch_size: int,
-    batch_tokens: int,
-    advance: Advance | None = None,
-) -> None:
+def in_batches(lengths: Sequence[int], run: Callable[[list[int]], None], batching: Batching, batch_tokens: int) -> None:
     """Call `run` with groups of item numbers, longest items first.
 
-    A group has at most `batch_size` items and, padded to its longest, at most `batch_tokens` tokens (one item
-    is always allowed). Where the GPU runs out of memory the group is halved and tried again.
+    A group has at most `batching.batch_size` items and, padded to its longest, at most `batch_tokens` tokens (one
+    item is always allowed). Where the GPU runs out of memory the group is halved and tried again.
 
     Args:
         lengths: tokens of each item.
         run: does the work for the items of one group.
-        batch_size: most items in a group.
+        batching: most items in a group, and who is told the size of each finished one.
         batch_tokens: most padded tokens in a group.
-        advance: called with the size of each finished group.
     """
+    batch_size = batching.batch_size
     if batch_size < 1:
         raise ValueError(f"batch_size is {batch_size}: at least 1 is needed")
     pending = sorted(range(len(lengths)), key=lambda index: -lengths[index])
@@ -126,5 +139,5 @@ def in_batches(
             torch.cuda.empty_cache()
             continue
         del pending[: len(group)]
-        if advance is not None:
-            advance(len(group))
+        if batching.advance is not None:
+            batching.advance(len(group))

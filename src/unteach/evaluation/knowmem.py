@@ -5,8 +5,7 @@ from typing import Any
 
 from unteach.corpora import Question, Settings
 from unteach.data.text import encode
-from unteach.evaluation.generation import BATCH_SIZE
-from unteach.evaluation.inference import Advance
+from unteach.evaluation.inference import PROMPTS_TOGETHER, Batching
 from unteach.evaluation.verbmem import continue_prompts, score_record
 
 
@@ -17,9 +16,7 @@ def answer_questions(
     examples: Sequence[Question] = (),
     *,
     settings: Settings | None = None,
-    batch_size: int = BATCH_SIZE,
-    batch_tokens: int | None = None,
-    advance: Advance | None = None,
+    batching: Batching = PROMPTS_TOGETHER,
 ) -> list[dict[str, Any]]:
     """Ask each question after the worked examples and compare the answer with the true one by ROUGE-L.
 
@@ -32,9 +29,7 @@ def answer_questions(
         questions: what to ask, with the true answers.
         examples: worked examples, the same before every question.
         settings: how prompts are written and answers cut; by default as in MUSE.
-        batch_size: most questions answered together.
-        batch_tokens: most tokens held at once, see `generation.generate`.
-        advance: called with the number of questions just finished.
+        batching: how many questions are answered together.
 
     Returns:
         For each question its `prompt` (without the examples), `expected`, `output`, `score` (0 to 1) and
@@ -51,9 +46,7 @@ def answer_questions(
         [encode(tokenizer, beginning + prompt) for prompt in own],
         [settings.knowledge_tokens] * len(own),
         long_prompts=settings.long_prompts,
-        batch_size=batch_size,
-        batch_tokens=batch_tokens,
-        advance=advance,
+        batching=batching,
     )
     records = []
     for question, prompt, output, cut in zip(questions, own, outputs, cuts, strict=True):

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from unteach.data.text import encode
-from unteach.evaluation.inference import Advance
+from unteach.evaluation.inference import TEXTS_TOGETHER, Batching
 from unteach.evaluation.scoring import token_logprobs
 from unteach.evaluation.statistics import RESAMPLES, Interval, checked, percentiles
 from unteach.models import context_length
@@ -75,7 +75,7 @@ def privleak(auc: float, auc_retrained: float) -> float:
     """PrivLeak = 100 · (AUC - AUC_retrained) / AUC_retrained, in percent.
 
     0: as private as retraining. -100: the forget set is still recognised in full. Positive: over-unlearned,
-    the forget set stands out as unusually unlikely; at most `privleak_bound(auc_retrained)`.
+    the forget set stands out as unusually unlikely; at most `privleak(1, auc_retrained)`.
 
     Args:
         auc: `membership_auc` of the model.
@@ -90,11 +90,6 @@ def privleak(auc: float, auc_retrained: float) -> float:
     if auc_retrained == 0:
         raise ValueError("auc_retrained is 0: PrivLeak divides by it; is the reference the target model itself?")
     return 100 * (auc - auc_retrained) / auc_retrained
-
-
-def privleak_bound(auc_retrained: float) -> float:
-    """The largest PrivLeak there can be: 100 · (1 - AUC_retrained) / AUC_retrained."""
-    return privleak(1.0, auc_retrained)
 
 
 def text_scores(text: str, logprobs: ArrayLike, lower_logprobs: ArrayLike | None = None) -> dict[str, float]:
@@ -184,8 +179,7 @@ def score_texts(
     texts: Mapping[str, Sequence[str]],
     *,
     tokens: int | None = None,
-    batch_size: int = 64,
-    advance: Advance | None = None,
+    batching: Batching = TEXTS_TOGETHER,
 ) -> tuple[dict[str, list[dict[str, float]]], int]:
     """All membership scores of sets of texts.
 
@@ -196,8 +190,7 @@ def score_texts(
         tokenizer: its tokenizer.
         texts: the texts of each set.
         tokens: score at most this many tokens of a text; never more than the context holds.
-        batch_size: most texts read together.
-        advance: called with the number of texts read; two for each text.
+        batching: how many texts are read together; each counts twice.
 
     Returns:
         The scores of each text by set, and how many texts were longer than what was scored.
@@ -219,7 +212,7 @@ def score_texts(
                     )
                 sequences.append(ids[:most])
             cut += len(encode(tokenizer, text)) > most
-    logprobs = iter(token_logprobs(model, sequences, batch_size=batch_size, advance=advance))
+    logprobs = iter(token_logprobs(model, sequences, batching=batching))
     scores = {
         name: [text_scores(text, next(logprobs), next(logprobs)) for text in group] for name, group in texts.items()
     }

@@ -6,8 +6,8 @@ from typing import Any
 
 from unteach.corpora import ChoiceQuestion
 from unteach.data.text import decode, encode
-from unteach.evaluation.generation import BATCH_SIZE, next_tokens
-from unteach.evaluation.inference import Advance, cut_left
+from unteach.evaluation.generation import next_tokens
+from unteach.evaluation.inference import PROMPTS_TOGETHER, Batching, cut_left
 from unteach.models import context_length
 
 LETTERS = "ABCDEFGHIJ"
@@ -18,9 +18,7 @@ def answer_choices(
     tokenizer: Any,
     questions: Sequence[ChoiceQuestion],
     *,
-    batch_size: int = BATCH_SIZE,
-    batch_tokens: int | None = None,
-    advance: Advance | None = None,
+    batching: Batching = PROMPTS_TOGETHER,
 ) -> list[dict[str, Any]]:
     """Which letter does the model give the highest logit, and is the most probable token a letter at all?
 
@@ -33,9 +31,7 @@ def answer_choices(
         tokenizer: its tokenizer.
         questions: prompts that end where ` A` would follow. One that does not fit the context loses its
             oldest tokens (the record then has `cut`).
-        batch_size: most questions read together.
-        batch_tokens: most tokens held at once, see `generation.generate`.
-        advance: called with the number of questions just finished.
+        batching: how many questions are read together.
 
     Returns:
         For each question its `prompt` (the question alone where given), `expected` and chosen `output`
@@ -49,9 +45,7 @@ def answer_choices(
         chosen = list(group)
         whole = [encode(tokenizer, questions[index].prompt) + bridge for index in chosen]
         prompts = [cut_left(ids, context - 1, getattr(tokenizer, "bos_token_id", None)) for ids in whole]
-        best, scores = next_tokens(
-            model, prompts, letter_ids, batch_size=batch_size, batch_tokens=batch_tokens, advance=advance
-        )
+        best, scores = next_tokens(model, prompts, letter_ids, batching=batching)
         for row, index in enumerate(chosen):
             question, greedy = questions[index], int(best[row])
             allowed = letter_ids[: question.choices]

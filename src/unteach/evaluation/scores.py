@@ -8,14 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from unteach.evaluation.metrics import describe
 from unteach.evaluation.statistics import Metric
 from unteach.writing import write_whole
 
 SCHEMA = "unteach.scores/1"
-_RECORDS_OF = {
-    **dict.fromkeys(("privleak", "nll_forget", "nll_retain", "nll_holdout"), "membership"),
-    **dict.fromkeys(("mmlu_greedy", "mmlu_invalid"), "mmlu_val"),
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +59,7 @@ class Scores(Mapping[str, float]):
         """
         if metric == "degenerate":
             return [record for group in self.records.values() for record in group if "degenerate" in record]
-        group = "membership" if metric.startswith("auc_") else _RECORDS_OF.get(metric, metric)
+        group = describe(metric).records or metric
         if group not in self.records:
             raise KeyError(f"{metric!r} has no records; there are: {', '.join(self.records) or 'none'}")
         return self.records[group]

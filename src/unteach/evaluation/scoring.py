@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from unteach.evaluation.inference import Advance, accepted_arguments, evaluating, in_batches
+from unteach.evaluation.inference import TEXTS_TOGETHER, Batching, accepted_arguments, evaluating, in_batches
 from unteach.models import context_length
 from unteach.models.distributed import share_out
 from unteach.models.precision import precision_of_pass
@@ -23,9 +23,8 @@ def token_logprobs(
     model: Any,
     sequences: Sequence[Sequence[int]],
     *,
-    batch_size: int = 64,
+    batching: Batching = TEXTS_TOGETHER,
     positions: int | None = None,
-    advance: Advance | None = None,
 ) -> list[NDArray[np.float64]]:
     """log p(token | tokens before it) for every token but the first of each sequence.
 
@@ -36,10 +35,9 @@ def token_logprobs(
     Args:
         model: a Hugging Face causal language model. Its mode (train or eval) is the same afterwards.
         sequences: token ids of each text, at least two each.
-        batch_size: most sequences read together.
+        batching: how many sequences are read together; `batch_tokens` plays no part.
         positions: most positions read at once; by default at most 2,048 on a CPU and 65,536 on a GPU, and no
             more than make half a GiB or 2 GiB of fp32 logits.
-        advance: called with the number of sequences just finished.
 
     Returns:
         One array per sequence, one shorter than the sequence.
@@ -72,7 +70,7 @@ def token_logprobs(
             for index, values in zip(group, scores, strict=True):
                 results[index] = values
 
-        in_batches(list(map(len, items)), run, batch_size=batch_size, batch_tokens=most, advance=advance)
+        in_batches([*map(len, items)], run, batching, most)
         return results
 
     with evaluating(model), precision_of_pass("tf32" if kind == "cuda" else "fp32", model.device):

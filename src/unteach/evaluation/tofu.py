@@ -9,8 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from unteach.corpora import Settings, Tofu, TofuQuestion
 from unteach.data.text import encode
-from unteach.evaluation.generation import BATCH_SIZE
-from unteach.evaluation.inference import Advance, stop_ids
+from unteach.evaluation.inference import PROMPTS_TOGETHER, Batching, stop_ids
 from unteach.evaluation.repetition import is_degenerate
 from unteach.evaluation.rouge import rouge_l_recall_stemmed
 from unteach.evaluation.scoring import token_logprobs
@@ -63,9 +62,7 @@ def answer_tofu(
     tofu: Tofu,
     *,
     settings: Settings | None = None,
-    batch_size: int = BATCH_SIZE,
-    batch_tokens: int | None = None,
-    advance: Advance | None = None,
+    batching: Batching = PROMPTS_TOGETHER,
 ) -> dict[str, list[dict[str, Any]]]:
     """Ask all questions and score all answers.
 
@@ -74,9 +71,7 @@ def answer_tofu(
         tokenizer: its tokenizer.
         tofu: the four question sets.
         settings: how questions are written.
-        batch_size: most questions answered together.
-        batch_tokens: most tokens held at once, see `generation.generate`.
-        advance: called with the number of questions answered and of answers scored.
+        batching: how many questions are answered, and answers scored, together.
 
     Returns:
         For each set and question `prompt`, `expected`, `output`, `degenerate` and
@@ -95,13 +90,11 @@ def answer_tofu(
         [encode(tokenizer, prompt) for prompt in prompts],
         [settings.tofu_tokens] * len(prompts),
         long_prompts=settings.long_prompts,
-        batch_size=batch_size,
-        batch_tokens=batch_tokens,
-        advance=advance,
+        batching=batching,
     )
     answers = [_answers(question) for question in questions]
     pairs = [(prompt, answer) for prompt, group in zip(prompts, answers, strict=True) for answer in group]
-    probabilities = iter(_probabilities(model, tokenizer, pairs, settings, batch_size, advance))
+    probabilities = iter(_probabilities(model, tokenizer, pairs, settings, batching))
     position = iter(range(len(questions)))
     records: dict[str, list[dict[str, Any]]] = {}
     for part in PARTS:
@@ -144,8 +137,7 @@ def _probabilities(
     tokenizer: Any,
     pairs: Sequence[tuple[str, str]],
     settings: Settings,
-    batch_size: int,
-    advance: Advance | None,
+    batching: Batching,
 ) -> list[float]:
     """P(answer | prompt)^(1/|answer|) of each pair; the answer's tokens are those after the prompt's."""
     ends = sorted(stop_ids(model, tokenizer)) if settings.tofu_scores_end else []
@@ -157,7 +149,7 @@ def _probabilities(
             raise ValueError(f"the answer {answer!r} to {prompt!r} has no tokens: every answer needs at least one")
         sequences.append(whole if not ends or whole[-1] in ends else [*whole, ends[0]])
         starts.append(shared)
-    logprobs = token_logprobs(model, sequences, batch_size=batch_size, advance=advance)
+    logprobs = token_logprobs(model, sequences, batching=batching)
     return [float(np.exp(values[max(start, 1) - 1 :].mean())) for values, start in zip(logprobs, starts, strict=True)]
 
 

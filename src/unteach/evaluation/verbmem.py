@@ -5,8 +5,8 @@ from typing import Any, Literal
 
 from unteach.corpora import Probe
 from unteach.data.text import Words, decode, encode
-from unteach.evaluation.generation import BATCH_SIZE, generate
-from unteach.evaluation.inference import Advance, cut_left, stop_ids
+from unteach.evaluation.generation import generate
+from unteach.evaluation.inference import PROMPTS_TOGETHER, Batching, cut_left, stop_ids
 from unteach.evaluation.repetition import is_degenerate
 from unteach.evaluation.rouge import rouge_l
 from unteach.models import context_length
@@ -22,9 +22,7 @@ def recite(
     tokens: int = 128,
     words: Words = "latin",
     long_prompts: LongPrompts = "cut",
-    batch_size: int = BATCH_SIZE,
-    batch_tokens: int | None = None,
-    advance: Advance | None = None,
+    batching: Batching = PROMPTS_TOGETHER,
 ) -> list[dict[str, Any]]:
     """Let the model continue each prompt greedily and compare with the true continuation by ROUGE-L.
 
@@ -43,9 +41,7 @@ def recite(
         words: how ROUGE splits words, see `rouge.split_words`.
         long_prompts: `"cut"` drops the oldest tokens of a prompt that does not fit the context (the record
             then has `cut`, their number); `"error"` refuses.
-        batch_size: most probes decoded together.
-        batch_tokens: most tokens held at once, see `generation.generate`.
-        advance: called with the number of probes just finished.
+        batching: how many probes are decoded together.
 
     Returns:
         For each probe its `prompt`, `expected`, `output`, `score` (0 to 1) and whether it is `degenerate`.
@@ -58,16 +54,7 @@ def recite(
         true_ids = probe.expected_ids
         limits.append(tokens if true_ids is None else len(true_ids))
         expected.append(decode(tokenizer, encode(tokenizer, probe.expected)[:tokens] if true_ids is None else true_ids))
-    outputs, cuts = continue_prompts(
-        model,
-        tokenizer,
-        prompts,
-        limits,
-        long_prompts=long_prompts,
-        batch_size=batch_size,
-        batch_tokens=batch_tokens,
-        advance=advance,
-    )
+    outputs, cuts = continue_prompts(model, tokenizer, prompts, limits, long_prompts=long_prompts, batching=batching)
     records = []
     for probe, true_text, output, cut in zip(probes, expected, outputs, cuts, strict=True):
         record = score_record(probe.prompt, true_text, output, words)
@@ -82,9 +69,7 @@ def continue_prompts(
     limits: Sequence[int],
     *,
     long_prompts: LongPrompts,
-    batch_size: int,
-    batch_tokens: int | None,
-    advance: Advance | None,
+    batching: Batching,
 ) -> tuple[list[str], list[int]]:
     """Greedy continuations as text, and how many of its oldest tokens each prompt lost to fit the context."""
     context = context_length(model)
@@ -99,15 +84,8 @@ def continue_prompts(
                 )
             fitted.append(cut_left(prompt, context - limit, first_id))
     cuts = [len(prompt) - len(rest) for prompt, rest in zip(prompts, fitted, strict=True)]
-    generated = generate(
-        model,
-        fitted,
-        max_new_tokens=limits,
-        stop_ids=stop_ids(model, tokenizer),
-        batch_size=batch_size,
-        batch_tokens=batch_tokens,
-        advance=advance,
-    )
+    ends = stop_ids(model, tokenizer)
+    generated = generate(model, fitted, max_new_tokens=limits, stop_ids=ends, batching=batching)
     return [decode(tokenizer, ids) for ids in generated], cuts
 
 

@@ -22,7 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from unteach.report.metrics import METRICS, decimals_of
+from unteach.evaluation.metrics import METRICS, describe
 from unteach.writing import format_number, markdown_table
 
 __all__ = ["Book", "Cell", "State", "by_name", "code_version", "mean_and_std", "result_table", "thinned", "what_runs"]
@@ -240,6 +240,6 @@ def result_table(
     lines = []
     for place, (name, group) in enumerate(rows.items()):
         found = {m: [values[m]["value"] if m in values else None for values in group] for m in shown}
-        texts = [mean_and_std(values, decimals_of(m)) for m, values in found.items()]
+        texts = [mean_and_std(values, describe(m).decimals) for m, values in found.items()]
         lines.append([name, *texts, *(column[place] for column in extra.values())])
     return markdown_table(["", *titles, *extra], lines)

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from unteach.evaluation.metrics import columns
 from unteach.experiments.cells import Book, Cell, by_name, mean_and_std, result_table
 from unteach.experiments.setups import Setup, star_stop
-from unteach.report.metrics import BESIDE, MAIN
 from unteach.report.style import Figure
 
 __all__ = ["STAR", "cell", "cells", "figures", "rows", "table"]
@@ -18,8 +18,8 @@ STAR = "-star"
 """Ending of the row that is run until ``knowmem_f`` is no higher than the retrained model's."""
 STARRED = "mt-nlul-qkl"
 COLUMNS = (
-    *MAIN, "verbmem_f_tables", *BESIDE, "tofu_forget_quality", "tofu_model_utility", "tofu_forget_rouge",
-    "tofu_retain_rouge",
+    *columns("main"), "verbmem_f_tables", *columns("beside"), "tofu_forget_quality", "tofu_model_utility",
+    "tofu_forget_rouge", "tofu_retain_rouge",
 )  # fmt: skip
 
 

@@ -18,12 +18,12 @@ import torch
 from unteach.config import checked
 from unteach.data import Documents, ForgetBatches, tokenise
 from unteach.errors import InputError
+from unteach.evaluation.metrics import columns
 from unteach.experiments import methods, tradeoff
 from unteach.experiments.cells import Book, Cell, by_name, result_table
 from unteach.experiments.setups import Setup
 from unteach.experiments.smollm2 import add_nll_gradient
 from unteach.models import context_length, load_model, load_tokenizer
-from unteach.report.metrics import BESIDE, MAIN
 from unteach.report.style import Figure
 
 __all__ = ["RecoverySettings", "cells", "figures", "finetune", "table"]
@@ -117,7 +117,7 @@ def _cell(setup: Setup, settings: RecoverySettings, name: str, seed: int, book: 
 def table(setup: Setup, contents: Sequence[dict[str, Any]]) -> str:
     """Two rows for each model: before and after finetuning."""
     rows = {name: [content["metrics"] for content in group] for name, group in by_name(_both(contents)).items()}
-    return result_table(rows, (*MAIN, *BESIDE))
+    return result_table(rows, columns())
 
 
 def figures(setup: Setup, contents: Sequence[dict[str, Any]]) -> list[Figure]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from unteach.report.metrics import METRICS
+from unteach.evaluation.metrics import METRICS
 from unteach.writing import format_number
 
 __all__ = ["model_card"]

@@ -305,7 +305,7 @@ def _evaluation_bytes(
         kind, limit = "cuda", int(inference._MEMORY_SHARE * torch.cuda.get_device_properties(device).total_memory)
     model, text_config = student.model, student.model.config.get_text_config()
     context, heads = context_length(model), text_config.num_attention_heads
-    rows = 1 if one_by_one else min(generation.BATCH_SIZE, 2 * config.probes)
+    rows = 1 if one_by_one else min(inference.BATCH_SIZE, 2 * config.probes)
     length = min(context, QUESTION_TOKENS if config.questions else PROBE_TOKENS)
     key_heads = getattr(text_config, "num_key_value_heads", None) or heads
     head_width = getattr(text_config, "head_dim", None) or text_config.hidden_size // heads

@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from unteach.evaluation.metrics import PRIVLEAK_MISSING
 from unteach.report.examples import Piece
-from unteach.report.metrics import PRIVLEAK_MISSING
-from unteach.report.tables import Section, describe, format_cell, format_interval
+from unteach.report.tables import Section, format_cell, format_interval
 from unteach.writing import format_number
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def markdown(report: Report, figures: str) -> str:
 def _scores(section: Section) -> list[str]:
     head = [
         "",
-        *(f"{escape(key)} {describe(section, key).arrow}".strip() for key in section.columns),
+        *(f"{escape(key)} {section.info(key).arrow}".strip() for key in section.columns),
         "steps",
     ]
     columns = {key: section.cells(key) for key in section.columns}
@@ -137,7 +137,7 @@ def _scores(section: Section) -> list[str]:
     for method in section.methods:
         row = [escape(method.label)]
         for key in section.columns:
-            cell, places = columns[key][method.label], describe(section, key).decimals
+            cell, places = columns[key][method.label], section.info(key).decimals
             value = format_cell(cell, places)
             value = f"**{value}**" if cell.best else value
             row.append(f"{value} {format_interval(cell, places)}".strip())

@@ -8,16 +8,15 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from unteach.evaluation.metrics import METRICS, PRIVLEAK_MISSING
 from unteach.report import published
 from unteach.report.examples import ExampleSet, choose
 from unteach.report.load import Inputs, Run, load, number
-from unteach.report.metrics import METRICS, PRIVLEAK_MISSING
 from unteach.report.plots import evaluation_figures, keys_of, tradeoff_figures, training_figures
 from unteach.report.style import Figure, look
 from unteach.report.tables import (
     Method,
     Section,
-    describe,
     flatten,
     format_cell,
     format_interval,
@@ -171,7 +170,6 @@ def render(report: Report) -> str:
     folder = files("unteach.report")
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.globals.update(
-        describe=describe,
         look=look,
         number=format_number,
         cell=format_cell,

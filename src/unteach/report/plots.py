@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from unteach.evaluation.metrics import METRICS, RAW_AUC
 from unteach.report.load import Run, number
-from unteach.report.metrics import METRICS, RAW_AUC
 from unteach.report.style import FOREIGN, INK, MUTED, OTHERS, SURFACE, Canvas, Figure, Key, Look, look, make_figure
-from unteach.report.tables import Method, Section, describe
+from unteach.report.tables import Method, Section
 from unteach.writing import format_number
 
 POINTS = 150
@@ -214,7 +214,7 @@ def evaluation_figures(section: Section, suffix: str = "") -> list[Figure]:
 def _over_steps(
     section: Section, metric: str, lines: Sequence[tuple[Method, Run, list[tuple[Any, Any]]]], suffix: str
 ) -> Figure:
-    info = describe(section, metric)
+    info = section.info(metric)
     retrained = section.first("retrained")
     limit = retrained.cell(metric).mean if retrained else None
 

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from unteach.evaluation.metrics import METRICS, RAW_AUC, MetricInfo, columns, describe
 from unteach.report.load import Inputs, Metric, Result, Run
-from unteach.report.metrics import BESIDE, MAIN, METRICS, RANKED, RAW_AUC, MetricInfo, decimals_of
 from unteach.writing import format_number
 
 Role = Literal["target", "retrained", "method"]
@@ -104,35 +104,24 @@ class Section:
         """Label → cell of one column, the best mean among methods marked where the paper sets it bold."""
         cells = {method.label: method.cell(metric) for method in self.methods}
         ranked = [m.label for m in self.trained if cells[m.label].mean is not None]
-        better = direction(self, metric)
-        if metric in RANKED and len(ranked) > 1 and (better is not None or metric == "privleak"):
+        info = self.info(metric)
+        if info.ranked and len(ranked) > 1:
 
             def cost(label: str) -> float:
                 mean = cells[label].mean or 0.0
-                return abs(mean) if metric == "privleak" else -mean if better else mean
+                return {"↑": -mean, "↓": mean}.get(info.arrow, abs(mean))
 
             best = min(map(cost, ranked))
             cells |= {label: replace(cells[label], best=True) for label in ranked if cost(label) == best}
         return cells
 
-
-def direction(section: Section, metric: str) -> bool | None:
-    """Whether higher is better, from the known arrows, else from what the results say."""
-    if metric in METRICS:
-        return {"↑": True, "↓": False}.get(METRICS[metric].arrow)
-    for method in section.methods:
-        for member in method.members:
-            if member.result is not None and metric in member.result.metrics:
-                return member.result.metrics[metric].higher_is_better
-    return None
-
-
-def describe(section: Section, metric: str) -> MetricInfo:
-    """Title, explanation and arrow of a metric, also of one this module does not know."""
-    if metric in METRICS:
-        return METRICS[metric]
-    arrow = {True: "↑", False: "↓", None: ""}[direction(section, metric)]
-    return MetricInfo("", "", arrow, decimals_of(metric))
+    def info(self, metric: str) -> MetricInfo:
+        """How a metric is printed; one without an entry gets its arrow from what the results say."""
+        results = [member.result for method in self.methods for member in method.members if member.result is not None]
+        found = next((result.metrics[metric] for result in results if metric in result.metrics), None)
+        if metric in METRICS or found is None or found.higher_is_better is None:
+            return describe(metric)
+        return replace(describe(metric), arrow="↑" if found.higher_is_better else "↓")
 
 
 def aggregate(metrics: Sequence[Metric]) -> Cell:
@@ -295,16 +284,17 @@ def _section(title: str, name: str, data_hash: str, rows: Sequence[Method]) -> S
     measured: dict[str, None] = {}
     for result in results:
         measured |= dict.fromkeys(key for key, metric in result.metrics.items() if metric.value is not None)
-    columns = [key for key in MAIN if key in measured]
+    shown = [key for key in columns("main") if key in measured]
     missing = "privleak" not in measured and RAW_AUC in measured
     if missing:
-        columns.insert(min(3, len(columns)), RAW_AUC)
-    if len(columns) < 2:  # another kind of benchmark: its own metrics come first
-        columns += [key for key in measured if key not in (*columns, *BESIDE)][:6]
-    columns += [key for key in BESIDE if key in measured]
+        shown.insert(min(3, len(shown)), RAW_AUC)
+    beside = [key for key in columns("beside") if key in measured]
+    if len(shown) < 2:  # another kind of benchmark: its own metrics come first
+        shown += [key for key in measured if key not in (*shown, *beside)][:6]
+    shown += beside
     counts = next((result.counts for result in results if result.counts), {})
-    extra = tuple(key for key in measured if key not in columns)
-    return Section(title, name, data_hash, counts, tuple(rows), tuple(columns), extra, missing)
+    extra = tuple(key for key in measured if key not in shown)
+    return Section(title, name, data_hash, counts, tuple(rows), tuple(shown), extra, missing)
 
 
 def format_cell(cell: Cell, decimals: int = 1) -> str:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from unteach.evaluation.metrics import METRICS
 from unteach.report.load import Run, number
-from unteach.report.metrics import METRICS
 from unteach.report.tables import Method, Section
 from unteach.writing import format_number
 

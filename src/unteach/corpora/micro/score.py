@@ -46,7 +46,7 @@ def score(
     tokenizer: Any,
     bench: Benchmark,
     *,
-    measurements: Sequence[str] = MEASUREMENTS,
+    measurements: Sequence[str] = tuple(MEASUREMENTS),
     reference: Scores | None = None,
     count: int | None = None,
 ) -> Scores:

@@ -1,0 +1,432 @@
+"""Every metric in one place: what it means, how it is printed, and how it is measured. To add one, add it here.
+
+A *metric* is a number with a name (`METRICS`, in the order of tables): scores files, tables, the report, the model
+card and the terminal take its title, direction and decimals from its entry, and a `column` puts it into the tables.
+A *measurement* reads a model and adds metrics (`MEASUREMENTS`, in the order in which they are made): a function
+here, marked with `measurement`, which says what it needs of a benchmark.
+
+Nothing heavy is imported before something is measured: a report needs the names alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from unteach.evaluation.statistics import Metric, bootstrap_ratio, mean_metric
+
+if TYPE_CHECKING:
+    from unteach.corpora import Benchmark
+    from unteach.evaluation.inference import Advance, Batching
+    from unteach.evaluation.scores import Scores
+
+RAW_AUC = "auc_forget_holdout_min_40"
+PRIVLEAK_MISSING = (
+    "PrivLeak is missing because it compares with a retrained model, and none was measured."
+    " The raw membership AUC stands in its place."
+)
+
+
+@dataclass(frozen=True)
+class MetricInfo:
+    """How a metric is named, explained and printed."""
+
+    title: str = ""
+    explanation: str = ""
+    arrow: Literal["↑", "↓", "→ 0", ""] = ""
+    """The better direction."""
+    decimals: int = 1
+    unit: str = "percent"
+    """`percent` (scores between 0 and 1 times 100), `nats per token`, `fraction`, `auc` or `p-value`."""
+    column: Literal["main", "beside", ""] = ""
+    """`main`: a column of the paper's Table 1. `beside`: shown beside them."""
+    ranked: bool = False
+    """Whether the best mean is set bold, as in the paper; verbmem_f is not, because runs stop on it."""
+    records: str = ""
+    """Under which name its per-item records lie; by default under its own."""
+
+    @property
+    def higher_is_better(self) -> bool | None:
+        """None where neither is: PrivLeak is best at zero."""
+        return {"↑": True, "↓": False}.get(self.arrow)
+
+
+METRICS: dict[str, MetricInfo] = {
+    "verbmem_f": MetricInfo(
+        "recital of forget documents",
+        "ROUGE-L of the continuation of a forget document with the true one",
+        "↓",
+        column="main",
+    ),
+    "knowmem_f": MetricInfo(
+        "answers on forget documents",
+        "ROUGE-L of answers to questions about the forget documents",
+        "↓",
+        column="main",
+        ranked=True,
+    ),
+    "knowmem_r": MetricInfo(
+        "answers on retained documents",
+        "ROUGE-L of answers to questions about documents to be kept",
+        "↑",
+        column="main",
+        ranked=True,
+    ),
+    "privleak": MetricInfo(
+        "membership leak",
+        "membership-inference AUC relative to a retrained model: below zero the documents can still be told"
+        " apart, above zero they stand out as forgotten",
+        "→ 0",
+        column="main",
+        ranked=True,
+        records="membership",
+    ),
+    "mmlu_val": MetricInfo(
+        "general knowledge", "accuracy on the MMLU validation questions", "↑", column="main", ranked=True
+    ),
+    "nll_general": MetricInfo(
+        "loss on general text",
+        "mean negative log-likelihood per token of unrelated text, in nats",
+        "↓",
+        3,
+        "nats per token",
+        column="beside",
+    ),
+    "degenerate": MetricInfo(
+        "repetitive output", "share of continuations that are mere repetition", "↓", column="beside"
+    ),
+    "mmlu_invalid": MetricInfo(
+        "invalid MMLU answers",
+        "share of greedy answers that are not A, B, C or D",
+        "↓",
+        column="beside",
+        records="mmlu_val",
+    ),
+    "mmlu_greedy": MetricInfo(
+        "greedy MMLU answers", "share of greedy answers that are the right letter", "↑", records="mmlu_val"
+    ),
+    "verbmem_holdout": MetricInfo(
+        "recital of texts never seen", "ROUGE-L of the continuation of documents the model was not trained on"
+    ),
+    RAW_AUC: MetricInfo(
+        "raw membership AUC",
+        "chance that a never-seen text looks more familiar (Min-40 %) than a forget text: 0 when memorised,"
+        " about 0.5 when never seen",
+        "",
+        3,
+        "auc",
+        records="membership",
+    ),
+    "tofu_model_utility": MetricInfo(
+        "what TOFU wants kept",
+        "harmonic mean of probability, ROUGE-L and truth ratio on kept authors, real authors and world facts",
+        "↑",
+        3,
+        "fraction",
+    ),
+    "tofu_forget_quality": MetricInfo(
+        "likeness to the retrained model",
+        "p-value of a test whether the truth ratios on forget authors are distributed as the retrained model's",
+        "↑",
+        3,
+        "p-value",
+    ),
+}
+FAMILIES: Mapping[str, MetricInfo] = {
+    "auc_": MetricInfo(decimals=3, unit="auc", records="membership"),
+    "nll_": MetricInfo(decimals=3, unit="nats per token", records="membership"),
+    "tofu_": MetricInfo(decimals=3, unit="fraction"),
+}
+"""Metrics without an entry of their own, by how their names begin."""
+
+
+def describe(metric: str) -> MetricInfo:
+    """The entry of a metric; for one that has none that of its family, and for any other an empty one."""
+    family = next((info for beginning, info in FAMILIES.items() if metric.startswith(beginning)), MetricInfo())
+    return METRICS.get(metric, family)
+
+
+def columns(*kinds: Literal["main", "beside"]) -> tuple[str, ...]:
+    """The metrics that tables show, in their order: those of each kind, by default of both."""
+    chosen = kinds or ("main", "beside")
+    return tuple(name for kind in chosen for name, info in METRICS.items() if info.column == kind)
+
+
+@dataclass
+class Evaluation:
+    """One evaluation under way: the model and what to measure it on, and what was found so far."""
+
+    model: Any
+    tokenizer: Any
+    benchmark: Benchmark
+    reference: Scores | float | None
+    """Scores of a model retrained without the forget set, or its `RAW_AUC` alone."""
+    batching: Batching
+    seed: int
+    start_bar: Callable[[str, int], Advance]
+    """Begins a progress bar with a label and a number of items."""
+    metrics: dict[str, Metric] = field(default_factory=dict)
+    records: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def batches(self, label: str, total: int) -> Batching:
+        """How items are read together, with a progress bar of their own."""
+        return dataclasses.replace(self.batching, advance=self.start_bar(label, total))
+
+    def add_mean(self, name: str, scores: Sequence[float]) -> None:
+        """Add a metric that is the mean of one score per item, between 0 and 1 where its unit is percent."""
+        info = describe(name)
+        scale = 100.0 if info.unit == "percent" else 1.0
+        self.metrics[name] = mean_metric(
+            scores, higher_is_better=info.higher_is_better, unit=info.unit, scale=scale, seed=self.seed
+        )
+
+    def add(self, name: str, value: float, interval: tuple[float | None, float | None], count: int) -> None:
+        """Add any other metric.
+
+        Args:
+            name: of the metric.
+            value: what was measured.
+            interval: its 95 % bounds.
+            count: how many items it is made of.
+        """
+        info = describe(name)
+        self.metrics[name] = Metric(value, *interval, count, info.higher_is_better, info.unit)
+
+    def add_records(self, name: str, records: list[dict[str, Any]]) -> None:
+        """Keep records of prompts, and note how many were cut to fit the context."""
+        from unteach.models import context_length
+
+        self.records[name] = records
+        cut = sum("cut" in record for record in records)
+        if cut:
+            self.notes.append(
+                f"{name}: {cut} of {len(records)} prompts are longer than the model's context "
+                f"({context_length(self.model)} tokens) allows; their oldest tokens were dropped"
+            )
+
+    def reference_records(self, name: str) -> list[dict[str, Any]]:
+        """Records of the reference model, after checking that they are of the same data."""
+        reference = self.reference
+        assert reference is not None
+        assert not isinstance(reference, float)
+        if reference.data_sha256 != self.benchmark.data_sha256:
+            raise ValueError(
+                f"reference_scores were measured on {reference.benchmark!r} (data {reference.data_sha256[:12]}), but "
+                f"this is {self.benchmark.name!r} (data {self.benchmark.data_sha256[:12]}): measure the reference on "
+                "the same benchmark"
+            )
+        if name not in reference.records:
+            raise ValueError(f"reference_scores has no {name} records: measure the reference on the whole benchmark")
+        return reference.records[name]
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What can be asked for by name."""
+
+    measure: Callable[[Evaluation], None]
+    needs: tuple[str, ...]
+    """Fields of a `Benchmark` without which it is left out."""
+    absent: str
+    """What a benchmark without them has not, for the note that says so; empty: no note."""
+
+
+MEASUREMENTS: dict[str, Measurement] = {}
+"""By name. `privleak` stands for all membership metrics, `mmlu_val` for all multiple-choice ones; `degenerate` comes
+with whatever is generated."""
+
+
+def measurement(
+    name: str, *needs: str, absent: str = ""
+) -> Callable[[Callable[[Evaluation], None]], Callable[[Evaluation], None]]:
+    """Mark a function as a measurement; see `Measurement` for the arguments."""
+
+    def register(measure: Callable[[Evaluation], None]) -> Callable[[Evaluation], None]:
+        MEASUREMENTS[name] = Measurement(measure, needs, absent)
+        return measure
+
+    return register
+
+
+@measurement("verbmem_f", "verbatim_forget", absent="verbatim probes")
+def _recital_of_forget_documents(evaluation: Evaluation) -> None:
+    _recital(evaluation, "verbmem_f", evaluation.benchmark.verbatim_forget)
+
+
+@measurement("verbmem_holdout", "verbatim_holdout")
+def _recital_of_unseen_texts(evaluation: Evaluation) -> None:
+    _recital(evaluation, "verbmem_holdout", evaluation.benchmark.verbatim_holdout)
+
+
+def _recital(evaluation: Evaluation, name: str, probes: Sequence[Any]) -> None:
+    from unteach.evaluation.verbmem import recite
+
+    settings = evaluation.benchmark.settings
+    records = recite(
+        evaluation.model,
+        evaluation.tokenizer,
+        probes,
+        tokens=settings.verbatim_tokens,
+        words=settings.words,
+        long_prompts=settings.long_prompts,
+        batching=evaluation.batches(name, len(probes)),
+    )
+    evaluation.add_mean(name, [record["score"] for record in records])
+    evaluation.add_records(name, records)
+
+
+@measurement("knowmem_f", "knowledge_forget", absent="questions about the forget set")
+def _answers_on_forget_documents(evaluation: Evaluation) -> None:
+    benchmark = evaluation.benchmark
+    _answers(evaluation, "knowmem_f", benchmark.knowledge_forget, benchmark.knowledge_forget_examples)
+
+
+@measurement("knowmem_r", "knowledge_retain", absent="questions about the retain set")
+def _answers_on_retained_documents(evaluation: Evaluation) -> None:
+    benchmark = evaluation.benchmark
+    _answers(evaluation, "knowmem_r", benchmark.knowledge_retain, benchmark.knowledge_retain_examples)
+
+
+def _answers(evaluation: Evaluation, name: str, questions: Sequence[Any], examples: Sequence[Any]) -> None:
+    from unteach.evaluation.knowmem import answer_questions
+
+    records = answer_questions(
+        evaluation.model,
+        evaluation.tokenizer,
+        questions,
+        examples,
+        settings=evaluation.benchmark.settings,
+        batching=evaluation.batches(name, len(questions)),
+    )
+    evaluation.add_mean(name, [record["score"] for record in records])
+    evaluation.add_records(name, records)
+
+
+@measurement("privleak", "membership_forget", "membership_holdout", absent="forget and holdout texts for membership")
+def _membership(evaluation: Evaluation) -> None:
+    """The membership AUCs, the losses they compare, and PrivLeak where there is a reference."""
+    from unteach.evaluation import membership
+
+    benchmark, seed = evaluation.benchmark, evaluation.seed
+    texts = {part: getattr(benchmark, f"membership_{part}") for part in ("forget", "retain", "holdout")}
+    texts = {part: group for part, group in texts.items() if group}
+    total = sum(map(len, texts.values()))
+    scores, cut = membership.score_texts(
+        evaluation.model,
+        evaluation.tokenizer,
+        texts,
+        tokens=benchmark.settings.membership_tokens,
+        batching=evaluation.batches("membership", 2 * total),
+    )
+    if cut:
+        evaluation.notes.append(f"membership: only the beginning of {cut} of {total} texts was scored")
+    evaluation.records["membership"] = membership.membership_records(texts, scores)
+
+    def column(part: str, score: str) -> list[float]:
+        return [text[score] for text in scores[part]]
+
+    for part in scores:
+        evaluation.add_mean(f"nll_{part}", column(part, "ppl"))
+    for first, names in (("forget", membership.SCORES), ("retain", ("min_40",))):
+        for score in names if first in scores else ():
+            pair = column(first, score), column("holdout", score)
+            interval = membership.auc_interval(*pair, seed=seed)
+            auc = membership.membership_auc(*pair)
+            evaluation.add(f"auc_{first}_holdout_{score}", auc, interval, sum(map(len, pair)))
+    _privleak(evaluation, (column("forget", "min_40"), column("holdout", "min_40")))
+
+
+def _privleak(evaluation: Evaluation, scores: tuple[list[float], list[float]]) -> None:
+    from unteach.evaluation import membership
+
+    retrained: tuple[list[float], list[float]] | float
+    if evaluation.reference is None:
+        evaluation.notes.append(f"privleak is not reported: no reference model was given; {RAW_AUC} is its raw value")
+        return
+    if isinstance(evaluation.reference, float):
+        retrained = reference_auc = evaluation.reference
+        evaluation.notes.append(f"privleak compares with a given AUC of {reference_auc}, which is taken as exact")
+    else:
+        records = evaluation.reference_records("membership")
+        forget, holdout = (
+            [record["scores"]["min_40"] for record in records if record["set"] == part]
+            for part in ("forget", "holdout")
+        )
+        retrained = forget, holdout
+        reference_auc = membership.membership_auc(*retrained)
+    if reference_auc == 0:
+        evaluation.notes.append("privleak is not reported: the reference model's AUC is 0, and it divides by it")
+        return
+    auc = membership.membership_auc(*scores)
+    interval = membership.privleak_interval(scores, retrained, evaluation.seed)
+    evaluation.add("privleak", membership.privleak(auc, reference_auc), interval, sum(map(len, scores)))
+    if auc <= membership.SATURATED or auc >= 1 - membership.SATURATED:
+        bound = membership.privleak(1.0, reference_auc) if auc > 0.5 else -100.0
+        evaluation.notes.append(
+            f"privleak is saturated: the AUC is {auc:.4f} and the value can go no further than {bound:+.1f}; it "
+            "says on which side the model is, not how far"
+        )
+
+
+@measurement("mmlu_val", "multiple_choice", absent="multiple-choice questions")
+def _multiple_choice(evaluation: Evaluation) -> None:
+    from unteach.evaluation.mmlu import answer_choices
+
+    questions = evaluation.benchmark.multiple_choice
+    batching = evaluation.batches("mmlu_val", len(questions))
+    records = answer_choices(evaluation.model, evaluation.tokenizer, questions, batching=batching)
+    evaluation.add_mean("mmlu_val", [record["score"] for record in records])
+    evaluation.add_mean("mmlu_greedy", [record["greedy_score"] for record in records])
+    evaluation.add_mean("mmlu_invalid", [float(not record["valid"]) for record in records])
+    evaluation.add_records("mmlu_val", records)
+
+
+@measurement("nll_general", "general_texts", absent="general texts")
+def _loss_on_general_text(evaluation: Evaluation) -> None:
+    from unteach.data.text import encode
+    from unteach.evaluation.scoring import token_logprobs
+    from unteach.models import context_length
+
+    texts = evaluation.benchmark.general_texts
+    most = min(evaluation.benchmark.settings.general_tokens, context_length(evaluation.model))
+    logprobs = token_logprobs(
+        evaluation.model,
+        [encode(evaluation.tokenizer, text)[:most] for text in texts],
+        batching=evaluation.batches("nll_general", len(texts)),
+    )
+    losses, counts = [float(-values.sum()) for values in logprobs], [float(len(values)) for values in logprobs]
+    interval = bootstrap_ratio(losses, counts, seed=evaluation.seed)
+    evaluation.add("nll_general", float(np.sum(losses) / np.sum(counts)), interval, len(texts))
+    evaluation.records["nll_general"] = [
+        {"text": text if len(text) <= 200 else text[:200] + "…", "tokens": int(count), "score": loss / count}
+        for text, loss, count in zip(texts, losses, counts, strict=True)
+    ]
+
+
+@measurement("tofu", "tofu")
+def _tofu(evaluation: Evaluation) -> None:
+    """All TOFU metrics."""
+    from unteach.evaluation.tofu import PARTS, answer_tofu, tofu_metrics
+
+    tofu = evaluation.benchmark.tofu
+    assert tofu is not None
+    total = sum(3 + len(question.perturbed_answers) for part in PARTS for question in getattr(tofu, part))
+    records = answer_tofu(
+        evaluation.model,
+        evaluation.tokenizer,
+        tofu,
+        settings=evaluation.benchmark.settings,
+        batching=evaluation.batches("tofu", total),
+    )
+    ratios = None
+    if evaluation.reference is None or isinstance(evaluation.reference, float):
+        evaluation.notes.append("tofu_forget_quality is not reported: no scores of a reference model were given")
+    else:
+        ratios = [record["ratio"] for record in evaluation.reference_records("tofu_forget")]
+    evaluation.metrics |= tofu_metrics(records, ratios, evaluation.seed)
+    evaluation.records |= {f"tofu_{part}": group for part, group in records.items()}

@@ -1,20 +1,22 @@
 """Cells of an experiment: one method with one seed is one small JSON file, so that a run can stop anywhere and go on.
 
-A cell's file holds the *key* of what it was measured with: a hash of all settings, of the models' weights and of the
-texts, never of paths, so that a cell made on one machine is known on another. A cell with another key counts as missing
-and is measured again. The file also holds a hash of the code that trains and measures; a cell of older code is kept
-and marked, and ``--fresh`` measures it again.
+A cell's file holds the *key* of what it was measured with: a hash of its name, its seed, the settings that differ from
+``KEY_DEFAULTS``, the models' weights and the texts, never of paths, so that a cell made on one machine is known on
+another and stays known when a setting is added. A cell with another key counts as missing and is measured again. The
+file also holds the version and the commit of the code that measured it; a cell of an older version is kept and marked,
+and ``--fresh`` measures it again.
 """
 
 from __future__ import annotations
 
-import ast
+import dataclasses
 import functools
 import hashlib
 import json
 import math
 import platform
 import statistics
+import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,17 +24,63 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
+import unteach
 from unteach.evaluation.metrics import METRICS, describe
 from unteach.writing import format_number, markdown_table
 
-__all__ = ["Book", "Cell", "State", "by_name", "code_version", "mean_and_std", "result_table", "thinned", "what_runs"]
+__all__ = [
+    "KEY_DEFAULTS", "Cell", "CellFolder", "State", "by_name", "differing", "mean_and_std", "result_table", "thinned",
+]  # fmt: skip
 
-SCHEMA = "unteach.cell/1"
-State = Literal["done", "older code", "other settings", "missing"]
+SCHEMA = "unteach.cell/2"
+State = Literal["done", "older version", "other settings", "missing"]
 CURVE = ("nll_forget", "forget_loss", "grad_norm", "divergence")
 CURVE_POINTS = 60
 """Steps of a training curve that a cell keeps, at most."""
-_CODE = ("method", "training", "data", "models", "evaluation", "job")
+KEY_DEFAULTS: dict[str, dict[str, Any]] = {
+    "ForgetConfig": {
+        "documents": "", "out": "", "general": None, "holdout": None, "reference": None, "questions": None,
+        "incompetent": None, "text_field": "text", "document_mode": "chunk", "max_tokens": None,
+        "general_tokens": None, "batch": 16, "general_batch": 16, "micro_batch": None, "trainable": "blocks",
+        "method": {}, "phases": [], "precision": {}, "compile": False, "checkpoint_activations": False, "stop": {},
+        "wished_steps": 100, "max_steps": 500, "evaluate_every": 20, "probes": 64, "checkpoint_every": 20,
+        "keep_checkpoints": 2, "seed": 0, "device": "auto", "track": "none", "save_dtype": "auto",
+    },
+    "Method": {
+        "optimizer": "mean_teacher", "loss": "nlul", "divergence": "kl", "token_share": 0.25, "loops_every": 4,
+        "alpha": None, "lr": None, "momentum": 0.95, "teacher_rate": None, "damping": None, "clip": 1.0, "beta": 0.1,
+        "ratio": "sum", "tolerance": 0.0, "betas": [0.9, 0.95], "weight_decay": 0.0, "warmup": 100, "steps": None,
+    },
+    "Precision": {"forget": "auto", "divergence": "auto"},
+    "Stop": {"metric": None, "utility_floor": 0.5},
+    "RecoverySettings": {"lr": 1e-4, "steps": 100, "batch": 16, "max_tokens": 512},
+    "TheoremSettings": {
+        "seed": 0, "lr": 0.4, "teacher_rate": 0.5, "damping": 0.1, "momenta": [0.0, 0.9], "loss_weight": 0.1,
+        "num_steps": 40, "halvings": 7, "ridge": 0.01,
+    },
+}  # fmt: skip
+"""What a setting is where a key does not name it; for ever: cells have been measured with these.
+
+A new setting is added with the default it has when it comes. A default that changes later does not change here: keys
+then name the new value, and cells of the old one are not taken for cells of the new.
+"""
+
+
+def differing(settings: Any) -> dict[str, Any]:
+    """The fields of a settings dataclass that differ from ``KEY_DEFAULTS``, as plain JSON values."""
+    frozen, found = KEY_DEFAULTS.get(type(settings).__name__, {}), {}
+    for field in dataclasses.fields(settings):
+        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        value = _plain(getattr(settings, field.name))
+        if value != frozen.get(field.name, _plain(default)):
+            found[field.name] = value
+    return found
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return differing(value)
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +91,8 @@ class Cell:
     """Of the file, and of the row in the table."""
     seed: int
     settings: Mapping[str, Any]
-    """All that the result depends on, as plain JSON values; no paths."""
+    """All that the result depends on, as plain JSON values: what differs from ``KEY_DEFAULTS``, and hashes of models
+    and texts; no paths."""
     run: Callable[[], dict[str, Any]]
     """Measures the cell: what its file holds besides name, seed, key and versions."""
     needs: Sequence[Cell] = ()
@@ -51,18 +100,18 @@ class Cell:
 
     @property
     def key(self) -> str:
-        """Hash of schema, name, seed and settings."""
-        content = {"schema": SCHEMA, "name": self.name, "seed": self.seed, "settings": self.settings}
+        """Hash of name, seed and settings."""
+        content = {"name": self.name, "seed": self.seed, "settings": self.settings}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
-class Book:
+class CellFolder:
     """A folder of cells.
 
     Args:
         folder: Where the files are.
         say: Gets the lines for people.
-        fresh: Measure cells of older code again.
+        fresh: Measure cells of older versions again.
     """
 
     def __init__(self, folder: Path, say: Callable[[str], None], *, fresh: bool = False) -> None:
@@ -74,10 +123,12 @@ class Book:
 
     def read(self, cell: Cell) -> dict[str, Any] | None:
         """What a cell's file holds, whatever it was measured with; None where there is none that can be read."""
-        try:
-            return json.loads(self.path(cell).read_text(encoding="utf-8"))
-        except (FileNotFoundError, json.JSONDecodeError):
-            return None
+        return _read(self.path(cell))
+
+    def read_all(self) -> list[dict[str, Any]]:
+        """What all files of cells hold that can be read, in the order of their names."""
+        found = map(_read, sorted(self.folder.glob("*-seed-*.json")))
+        return [content for content in found if content is not None]
 
     def state(self, cell: Cell) -> State:
         """Whether a cell is done."""
@@ -86,11 +137,11 @@ class Book:
             return "missing"
         if content.get("key") != cell.key:
             return "other settings"
-        return "done" if content["code"] == code_version() else "older code"
+        return "done" if content["versions"]["unteach"] == unteach.__version__ else "older version"
 
     def is_usable(self, cell: Cell) -> bool:
         """Whether a cell need not be measured."""
-        return self.state(cell) in (("done",) if self.fresh else ("done", "older code"))
+        return self.state(cell) in (("done",) if self.fresh else ("done", "older version"))
 
     def get(self, cell: Cell) -> dict[str, Any]:
         """A cell's content: read if it is usable, else measured and written."""
@@ -108,12 +159,12 @@ class Book:
             "name": cell.name,
             "seed": cell.seed,
             "key": cell.key,
-            "code": code_version(),
             "settings": dict(cell.settings),
             **_finite(found),
             "seconds": round(time.perf_counter() - started, 1),
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "versions": library_versions(),
+            "commit": _commit(),
             "hardware": _hardware(),
         }
         write_json(self.path(cell), content)
@@ -142,36 +193,26 @@ class Book:
         return f"{table}\n{len(cells) - missing} done, {missing} missing in {self.folder}"
 
 
+def _read(file: Path) -> dict[str, Any] | None:
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except (FileNotFoundError, json.JSONDecodeError):
+        return None
+
+
 @functools.cache
-def code_version() -> str:
-    """Hash of the code that trains and measures, without comments, docstrings and layout."""
-    import unteach
+def _commit() -> str | None:
+    """The commit that this code is of, marked where files have changed since; None outside its repository."""
 
-    root = Path(unteach.__file__).parent
-    files = [file for name in _CODE for file in sorted((root / name).glob("*.py"))]
-    digest = hashlib.sha256()
-    for file in files:
-        digest.update(file.name.encode() + what_runs(file.read_text(encoding="utf-8")).encode())
-    return digest.hexdigest()[:16]
+    def git(*words: str) -> str:
+        done = subprocess.run(["git", *words], cwd=Path(__file__).parent, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
 
-
-def what_runs(source: str) -> str:
-    """The code of a module without comments, docstrings and layout, written alike by every Python version."""
-
-    def plain(node: Any) -> Any:
-        if isinstance(node, list):
-            return [plain(item) for item in node if not _documents(item)]
-        if isinstance(node, ast.AST):  # newer versions have more fields, empty ones, and print them or not
-            fields = ((name, plain(value)) for name, value in ast.iter_fields(node))
-            return [type(node).__name__, *((name, value) for name, value in fields if value not in (None, []))]
-        return node
-
-    return repr(plain(ast.parse(source)))
-
-
-def _documents(node: Any) -> bool:
-    """Strings that stand alone document what is above them."""
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    try:
+        git("ls-files", "--error-unmatch", Path(__file__).name)  # or it is installed inside another repository
+        return git("describe", "--always", "--dirty", "--exclude=*", "--abbrev=12")
+    except (OSError, subprocess.CalledProcessError):
+        return None
 
 
 def thinned(rows: Sequence[Mapping[str, Any]], points: int = CURVE_POINTS) -> dict[str, list[Any]]:

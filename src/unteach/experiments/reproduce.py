@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
+import json
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -13,18 +13,14 @@ from typing import Any
 
 from unteach.config import nearest_name
 from unteach.errors import InputError
+from unteach.experiments.paper import Experiment, experiment, experiment_names
+from unteach.experiments.presets import METHODS
+from unteach.writing import write_whole
 
-__all__ = ["NAMES", "ReproduceOptions", "experiment_module", "read_seeds", "run"]
+__all__ = ["ReproduceOptions", "read_seeds", "run", "write_readme"]
 
-NAMES = {
-    "methods": "Table 1, the table of epochs and Table 2: every method, all metrics",
-    "losses": "Figures 1 and 2: the mean teacher with each forget loss",
-    "tradeoff": "Figure 3: utility against recital, knowledge and leak, from the cells of methods",
-    "recovery": "the recovery table: unrelated finetuning after unlearning",
-    "sequential": "the sustainability figure: four requests one after the other",
-    "retain-or-general": "baselines held on a retain split, and on general text",
-    "theorem": "Theorem 1: the mean teacher beside natural-gradient descent",
-}
+
+README = "README.md"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +28,7 @@ class ReproduceOptions:
     """What the command takes."""
 
     name: str = ""
-    """Which experiment: methods, losses, tradeoff, recovery, sequential, retain-or-general or theorem."""
+    """Which experiment, by the name of its file in experiments/paper: methods, losses, theorem, ..."""
     benchmark: str = "micro"
     """micro (embedded, needs nothing else), muse-news, muse-books or tofu."""
     model: str = ""
@@ -58,17 +54,19 @@ class ReproduceOptions:
     limit: int | None = None
     """For a quick try: measure only the first so many items of every kind."""
     out: Path = Path("results")
-    """Folder for the results: OUT/BENCHMARK/ gets a JSON file per cell, a table per experiment, and its figures."""
+    """Folder for the results: OUT/BENCHMARK/ gets a JSON file per cell, figures, and a README.md with the tables."""
     images: Path | None = None
     """Write figures there instead."""
     device: str = "auto"
     """cpu, cuda, ... auto: a GPU if there is one."""
     list: bool = False
     """Only say what is done and what is missing, and write the table of what is done."""
+    tables: bool = False
+    """Only write tables and figures of the cells in OUT/BENCHMARK, whatever they are; needs no models and no data."""
     jobs: int = 0
     """Cells measured at once, each in its own process. 0: for micro on a CPU one for every core (at most 8), else 1."""
     fresh: bool = False
-    """Measure cells again that an older version of the code has measured."""
+    """Measure cells again that an older version has measured."""
     json: bool = False
     """Print the result as one JSON object and nothing else."""
 
@@ -82,9 +80,10 @@ def run(options: ReproduceOptions) -> dict[str, Any]:
     Raises:
         InputError: With what is wrong with the options.
     """
-    if options.name not in NAMES:
-        nearest = nearest_name(options.name, NAMES)
-        raise InputError(f"name is {options.name!r}: it must be one of {', '.join(NAMES)}{nearest}")
+    known = experiment_names()
+    if options.name not in known:
+        nearest = nearest_name(options.name, known)
+        raise InputError(f"name is {options.name!r}: it must be one of {', '.join(known)}{nearest}")
     seeds = read_seeds(options.seeds)
     from unteach.training.loop import Interrupted
 
@@ -96,58 +95,99 @@ def run(options: ReproduceOptions) -> dict[str, Any]:
             raise KeyboardInterrupt from None
 
 
-def experiment_module(name: str) -> Any:
-    """The module of an experiment that is made of cells: it has ``cells``, ``table`` and ``figures``."""
-    return importlib.import_module(f"unteach.experiments.{name.replace('-', '_')}")
-
-
 def _run_cells(options: ReproduceOptions, seeds: list[int], work: Path) -> dict[str, Any]:
-    from unteach.experiments.cells import Book
+    from unteach.experiments.cells import CellFolder
     from unteach.experiments.side_by_side import number_of_jobs, run_side_by_side
     from unteach.experiments.sources import build
 
-    module = experiment_module(options.name)
-    setup = None if options.name == "theorem" else build(options, work, _indented)  # it has models of its own
-    folder = options.out / options.benchmark
-    book = Book(folder, say, fresh=options.fresh)
-    cells = _chosen(module.cells(setup, seeds, book), options.only)
-    missing = [cell for cell in cells if not book.is_usable(cell)]
+    chosen = experiment(options.name)
+    folder = CellFolder(options.out / options.benchmark, say, fresh=options.fresh)
+    if options.tables:
+        return _write(options, chosen, folder, [c for c in _ordered(folder) if chosen.shows(c["name"])], [])
+    setup = build(options, work, _indented) if chosen.uses_benchmark else None
+    cells = _chosen(chosen.cells(setup, seeds, folder), options.only)
+    missing = [cell for cell in cells if not folder.is_usable(cell)]
     jobs = number_of_jobs(options, len(missing)) if setup else 1
-    if options.list or options.name == "tradeoff":
-        say(book.states(cells))
+    if options.list or not chosen.measures:
+        say(folder.states(cells))
     elif jobs > 1:
-        say(book.states(cells))
-        run_side_by_side(options, missing, jobs, work, book, lambda: say(book.states(cells)))
+        say(folder.states(cells))
+        run_side_by_side(options, missing, jobs, work, folder, lambda: say(folder.states(cells)))
     else:
-        book.complete(cells)
-    contents = book.finished(cells)
-    table, figures = module.table(setup, contents), _figures(module, setup, contents)
-    file = folder / f"{options.name}.md"
-    if contents and not options.only:
-        folder.mkdir(parents=True, exist_ok=True)
-        file.write_text(f"# {options.name}: {NAMES[options.name]}\n\n{table}\n", encoding="utf-8")
-    paths = [_write_figure(options.images or folder, figure) for figure in figures]
+        folder.complete(cells)
+    return _write(options, chosen, folder, folder.finished(cells), cells)
+
+
+def _write(
+    options: ReproduceOptions, chosen: Experiment, folder: Any, contents: list[dict[str, Any]], cells: Sequence[Any]
+) -> dict[str, Any]:
+    """Write tables and figures; returns the result of the command."""
+    table = chosen.table(contents)
+    paths = [_write_figure(options.images or folder.folder, figure) for figure in _figures(options, chosen, contents)]
+    readme = write_readme(folder) if contents else folder.folder / README
     if not options.json:
         print(f"\n{table}" if contents else "nothing is done yet")
-        print("\n".join(f"figure: {path}" for path in paths))
+        print("\n".join([*(f"figure: {path}" for path in paths), *([f"tables: {readme}"] if contents else [])]))
+    done = {(content["name"], content["seed"]): content for content in contents}
+    states = {(cell.name, cell.seed): folder.state(cell) for cell in cells} or dict.fromkeys(done, "done")
     return {
         "name": options.name,
         "benchmark": options.benchmark,
         "cells": [
-            {"name": cell.name, "seed": cell.seed, "state": book.state(cell)}
-            | {"metrics": (book.read(cell) or {}).get("metrics", {}) if book.is_usable(cell) else {}}
-            for cell in cells
+            {"name": name, "seed": seed, "state": state, "metrics": done.get((name, seed), {}).get("metrics", {})}
+            for (name, seed), state in states.items()
         ],
-        "missing": sum(not book.is_usable(cell) for cell in cells),
-        "table": str(file),
+        "missing": sum(not folder.is_usable(cell) for cell in cells),
+        "table": str(readme),
         "figures": [str(path) for path in paths],
     }
 
 
-def _figures(module: Any, setup: Any, contents: list[dict[str, Any]]) -> list[Any]:
+def write_readme(folder: Any) -> Path:
+    """Write the tables of all experiments that have cells in a folder beside them, from the cells alone.
+
+    Args:
+        folder: A ``CellFolder``.
+    """
+    contents = _ordered(folder)
+    versions = sorted({content["versions"]["unteach"] for content in contents})
+    parts = [
+        f"# {folder.folder.name}: {len(contents)} cells",
+        f"Written by `unteach reproduce` from the cells beside this file, which unteach {', '.join(versions)} has "
+        "measured. Numbers are means over seeds, with the sample standard deviation in brackets where there are "
+        "several. Arrows say which way is better.",
+    ]
+    shown: set[str] = set()
+    for name in experiment_names():
+        entry = experiment(name)
+        mine = [content for content in contents if entry.shows(content["name"])]
+        if {content["name"] for content in mine} <= shown:  # another experiment's cells, without any of its own
+            continue
+        shown |= {content["name"] for content in mine}
+        parts += [f"## {name}: {entry.title}", entry.see, entry.table(mine)]
+        settings: dict[str, set[str]] = {}
+        for content in mine:
+            settings.setdefault(content["name"], set()).add(json.dumps(content["settings"], sort_keys=True))
+        parts += [f"The seeds of {name} have different settings." for name, kinds in settings.items() if len(kinds) > 1]
+    write_whole(folder.folder / README, "\n\n".join(parts) + "\n")
+    return folder.folder / README
+
+
+def _ordered(folder: Any) -> list[dict[str, Any]]:
+    """The contents of all cells in a folder, methods in the order of the presets."""
+    known = ["target", "retrained", *METHODS]
+
+    def place(content: dict[str, Any]) -> tuple[int, str]:
+        inside = [name for name in known if name in content["name"]]
+        return (known.index(max(inside, key=len)) if inside else len(known)), content["name"]
+
+    return sorted(folder.read_all(), key=place)
+
+
+def _figures(options: ReproduceOptions, chosen: Experiment, contents: list[dict[str, Any]]) -> list[Any]:
     """The figures, where they can be drawn."""
     if importlib.util.find_spec("matplotlib") is not None:
-        return module.figures(setup, contents)
+        return chosen.figures(options.benchmark, contents)
     say("matplotlib is not installed: no figures; run the same command where it is")
     return []
 
@@ -179,9 +219,8 @@ def _chosen(cells: Sequence[Any], only: str) -> list[Any]:
 
 
 def _write_figure(folder: Path, figure: Any) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{figure.name}.svg"
-    path.write_bytes(figure.files[".svg"])
+    write_whole(path, figure.files[".svg"])
     return path
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gc
 import hashlib
 import json
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +17,7 @@ from unteach.config import ForgetConfig, Method, Stop
 from unteach.corpora import Benchmark, Probe
 from unteach.data import read_documents
 from unteach.errors import InputError
-from unteach.experiments.cells import thinned
+from unteach.experiments.cells import Cell, differing, thinned
 from unteach.job.run_folder import MeasuredOnce, SharedScores
 
 if TYPE_CHECKING:
@@ -66,12 +68,16 @@ class Setup:
         return self.benchmark == "micro"
 
     def fixed(self, config: ForgetConfig) -> dict[str, Any]:
-        """All that a run depends on, as plain values: settings, and hashes in place of models and texts."""
-        values = dataclasses.asdict(config)
-        inputs = {name: self._hash(name, values.pop(name)) for name in _INPUTS}
-        for name in _WITHOUT_EFFECT:
-            del values[name]
-        return json.loads(json.dumps(values | {"inputs": inputs, "measured": self.final.data_sha256}))
+        """All that a run depends on besides its seed: settings that differ from ``KEY_DEFAULTS``, hashes of inputs."""
+        elsewhere = (*_INPUTS, *_WITHOUT_EFFECT, "seed")
+        settings = {name: value for name, value in differing(config).items() if name not in elsewhere}
+        inputs = {name: self._hash(name, getattr(config, name)) for name in _INPUTS if getattr(config, name)}
+        return settings | {"inputs": inputs, "measured": self.final.data_sha256}
+
+    def cell(self, name: str, config: ForgetConfig) -> Cell:
+        """A cell that is a run of the forget job with these settings."""
+        run = functools.partial(self.forget_in_passing, config)
+        return Cell(name=name, seed=config.seed, settings=self.fixed(config), run=run)
 
     def _hash(self, kind: str, source: str | None) -> str | None:
         """A hash of a model's weights or of a source's texts, equal wherever they are."""
@@ -135,6 +141,11 @@ class Setup:
             "curve": thinned([json.loads(line) for line in lines]),
         }
         return result, content
+
+    def forget_in_passing(self, config: ForgetConfig) -> dict[str, Any]:
+        """The same with a run folder that is not kept; returns what a cell keeps."""
+        with tempfile.TemporaryDirectory() as folder:
+            return self.forget(dataclasses.replace(config, out=str(Path(folder) / "run")))[1]
 
     def _measured_once(self, config: ForgetConfig) -> MeasuredOnce:
         """What keeps the scores of runs that start from the same model and measure the same passages."""

@@ -26,7 +26,7 @@ from unteach.config import resolved_device
 from unteach.errors import InputError, first_line
 
 if TYPE_CHECKING:
-    from unteach.experiments.cells import Book, Cell
+    from unteach.experiments.cells import Cell, CellFolder
     from unteach.experiments.reproduce import ReproduceOptions
 
 __all__ = ["CellError", "number_of_jobs", "run_side_by_side"]
@@ -34,7 +34,7 @@ __all__ = ["CellError", "number_of_jobs", "run_side_by_side"]
 MOST_JOBS = 8
 """Without asking: each takes about a GB of memory."""
 _worker: dict[str, Any] = {}
-"""Of a worker: its book and its cells."""
+"""Of a worker: its folder of cells and its cells."""
 
 
 class CellError(RuntimeError):
@@ -60,7 +60,12 @@ def number_of_jobs(options: ReproduceOptions, missing: int) -> int:
 
 
 def run_side_by_side(
-    options: ReproduceOptions, cells: Sequence[Cell], jobs: int, work: Path, book: Book, show: Callable[[], None]
+    options: ReproduceOptions,
+    cells: Sequence[Cell],
+    jobs: int,
+    work: Path,
+    folder: CellFolder,
+    show: Callable[[], None],
 ) -> None:
     """Measure cells in worker processes; every worker writes its cells' files itself.
 
@@ -71,7 +76,7 @@ def run_side_by_side(
         cells: What is to be measured.
         jobs: Number of workers.
         work: A temporary folder, whose owner removes it: all that the workers write, besides the cells, is in it.
-        book: Knows which cells are done, and gets the lines for people.
+        folder: Knows which cells are done, and gets the lines for people.
         show: Called after every cell.
 
     Raises:
@@ -85,7 +90,7 @@ def run_side_by_side(
         initializer=_prepare,
         initargs=(options, max(1, _cores() // jobs), work),
     )
-    needed = {need.key: need for cell in cells for need in cell.needs if not book.is_usable(need)}
+    needed = {need.key: need for cell in cells for need in cell.needs if not folder.is_usable(need)}
     failed: dict[str, BaseException] = {}
     with _terminate_as_interrupt():
         try:
@@ -96,7 +101,7 @@ def run_side_by_side(
                     if error is not None:
                         _raise_if_all_end(error)
                         failed[name] = error
-                        book.say(f"{name} failed: {first_line(error)}")
+                        folder.say(f"{name} failed: {first_line(error)}")
                     show()
         except BaseException:
             _end(pool, others)
@@ -164,8 +169,9 @@ def _prepare(options: ReproduceOptions, threads: int, work: Path) -> None:
     """In a worker, once: limit its threads and build its setup."""
     import torch
 
-    from unteach.experiments.cells import Book
-    from unteach.experiments.reproduce import experiment_module, read_seeds
+    from unteach.experiments.cells import CellFolder
+    from unteach.experiments.paper import experiment
+    from unteach.experiments.reproduce import read_seeds
     from unteach.experiments.sources import build
     from unteach.job.run_folder import SharedScores
 
@@ -179,12 +185,12 @@ def _prepare(options: ReproduceOptions, threads: int, work: Path) -> None:
     def say(line: str) -> None:
         print(f"    {_worker.get('name', '')}: {line}", file=sys.stderr)
 
-    book = Book(options.out / options.benchmark, say, fresh=options.fresh)
+    folder = CellFolder(options.out / options.benchmark, say, fresh=options.fresh)
     setup = build(options, Path(tempfile.tempdir), say)
     setup.shared = SharedScores(work / "shared")
-    cells = experiment_module(options.name).cells(setup, read_seeds(options.seeds), book)
+    cells = experiment(options.name).cells(setup, read_seeds(options.seeds), folder)
     known = [*cells, *(need for cell in cells for need in cell.needs)]
-    _worker["book"], _worker["cells"] = book, {(cell.name, cell.seed): cell for cell in known}
+    _worker["folder"], _worker["cells"] = folder, {(cell.name, cell.seed): cell for cell in known}
 
 
 def _measure(name: str, seed: int, key: str) -> None:
@@ -192,12 +198,12 @@ def _measure(name: str, seed: int, key: str) -> None:
     import torch
 
     _worker["name"] = f"{name}, seed {seed}"
-    book: Book = _worker["book"]
+    folder: CellFolder = _worker["folder"]
     cell: Cell = _worker["cells"][name, seed]
     if cell.key != key:
         raise InputError("settings, models or texts changed after the start, or can be read once only: start again")
     try:
-        book.get(cell)
+        folder.get(cell)
     finally:
         gc.collect()
         if torch.cuda.is_initialized():

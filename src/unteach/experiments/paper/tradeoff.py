@@ -10,31 +10,25 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from unteach.experiments import methods
-from unteach.experiments.cells import Book, Cell, by_name, result_table
-from unteach.experiments.setups import Setup
+from unteach.experiments.cells import by_name, result_table
+from unteach.experiments.paper import Experiment, methods
 from unteach.report import published
 from unteach.report.load import Metric, Result
 from unteach.report.plots import Published, tradeoff_figure
 from unteach.report.style import Figure
 from unteach.report.tables import Member, Method, Role
 
-__all__ = ["cells", "figures", "panels", "table"]
+__all__ = ["EXPERIMENT", "panels"]
 
 AGAINST = ("verbmem_f", "knowmem_f", "privleak")
 UTILITIES = {"knowmem_r": "", "nll_general": "-nll", "tofu_model_utility": "-utility"}
 """Drawn upwards, and what the figure's name gets. A small model may know too little for the first to say anything."""
 
 
-def cells(setup: Setup, seeds: Sequence[int], book: Book) -> list[Cell]:
-    """Those of ``methods``."""
-    return methods.cells(setup, seeds, book)
-
-
-def figures(setup: Setup, contents: Sequence[dict[str, Any]]) -> list[Figure]:
+def figures(benchmark: str, contents: Sequence[dict[str, Any]]) -> list[Figure]:
     """A panel for each metric; with others' panels where ours have none of their points."""
-    points = published.points(setup.benchmark)
-    drawn = panels("tradeoff", setup.benchmark, contents, AGAINST, points)
+    points = published.points(benchmark)
+    drawn = panels("tradeoff", benchmark, contents, AGAINST, points)
     if not points:
         theirs = published.points("muse-news")
         drawn += [tradeoff_figure("MUSE-News", m, (), theirs, f"tradeoff-{m}-published") for m in AGAINST]
@@ -68,7 +62,7 @@ def panels(
     return drawn
 
 
-def table(setup: Setup, contents: Sequence[dict[str, Any]]) -> str:
+def table(contents: Sequence[dict[str, Any]]) -> str:
     """The points."""
     metrics = {name: [content["metrics"] for content in group] for name, group in by_name(contents).items()}
     return result_table(metrics, ("knowmem_r", *AGAINST, "nll_general"))
@@ -85,3 +79,15 @@ def _method(name: str, group: Sequence[dict[str, Any]], place: int) -> Method:
         )
         members.append(Member(content["seed"], result))
     return Method(name, role, tuple(members), place)
+
+
+EXPERIMENT = Experiment(
+    title="Figure 3: utility against recital, knowledge and leak, from the cells of methods",
+    see="The better of two methods is the one that keeps more (knowmem_r higher, nll_general lower) where as much is "
+    "forgotten.",
+    cells=methods.cells,
+    shows=methods.shows,
+    table=table,
+    figures=figures,
+    measures=False,
+)

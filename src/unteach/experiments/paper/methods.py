@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import tempfile
+import dataclasses
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from unteach.evaluation.metrics import columns
-from unteach.experiments.cells import Book, Cell, by_name, mean_and_std, result_table
+from unteach.experiments.cells import Cell, CellFolder, by_name, mean_and_std, result_table
+from unteach.experiments.paper import Experiment
 from unteach.experiments.setups import Setup, star_stop
-from unteach.report.style import Figure
 
-__all__ = ["STAR", "cell", "cells", "figures", "rows", "table"]
+__all__ = ["EXPERIMENT", "STAR", "cell", "rows", "table"]
 
 STAR = "-star"
 """Ending of the row that is run until ``knowmem_f`` is no higher than the retrained model's."""
@@ -21,36 +20,32 @@ COLUMNS = (
     *columns("main"), "verbmem_f_tables", *columns("beside"), "tofu_forget_quality", "tofu_model_utility",
     "tofu_forget_rouge", "tofu_retain_rouge",
 )  # fmt: skip
+OTHERS = ("loss-", "recovery-", "sequential-", "theorem")
+"""Beginnings of the names of other experiments' cells."""
 
 
 def cell(setup: Setup, name: str, seed: int) -> Cell:
     """One method with one seed; the names ``target`` and ``retrained`` are models that are only measured."""
     if name in ("target", "retrained"):
         model = setup.config.model if name == "target" else str(setup.config.reference)
-        config = setup.configured(next(iter(setup.methods)), seed)
+        settings = setup.fixed(setup.config)
         kept = ("model", "reference") if name == "target" else ("reference",)
-        fixed = setup.fixed(config)
-        settings = {"inputs": {part: fixed["inputs"][part] for part in kept}, "measured": fixed["measured"]}
+        inputs = {part: value for part, value in settings["inputs"].items() if part in kept}
 
         def measure() -> dict[str, Any]:
             return setup.kept(setup.measure_named(model, seed))
 
-        return Cell(name=name, seed=seed, settings=settings, run=measure)
+        return Cell(name=name, seed=seed, settings={"inputs": inputs, "measured": settings["measured"]}, run=measure)
 
-    starred = name.endswith(STAR)
-    config = setup.configured(name.removesuffix(STAR), seed)
-    if starred:
-        config = setup.configured(name.removesuffix(STAR), seed, questions=setup.questions)
-    settings = setup.fixed(config) | ({"stop": "knowmem_f <= the retrained model's"} if starred else {})
+    if not name.endswith(STAR):
+        return setup.cell(name, setup.configured(name, seed))
+    config = setup.configured(name.removesuffix(STAR), seed, questions=setup.questions)
 
     def run() -> dict[str, Any]:
-        with tempfile.TemporaryDirectory() as folder:
-            changes: dict[str, Any] = {"out": str(Path(folder) / "run")}
-            if starred:
-                changes |= {"stop": star_stop(setup, seed), "questions": setup.questions}
-            return setup.forget(setup.configured(name.removesuffix(STAR), seed, **changes))[1]
+        return setup.forget_in_passing(dataclasses.replace(config, stop=star_stop(setup, seed)))
 
-    return Cell(name=name, seed=seed, settings=settings, run=run)
+    fixed = setup.fixed(config) | {"stop": "knowmem_f <= the retrained model's"}
+    return Cell(name=name, seed=seed, settings=fixed, run=run)
 
 
 def rows(setup: Setup) -> list[str]:
@@ -64,7 +59,7 @@ def rows(setup: Setup) -> list[str]:
     return names
 
 
-def cells(setup: Setup, seeds: Sequence[int], book: Book) -> list[Cell]:
+def cells(setup: Setup, seeds: Sequence[int], folder: CellFolder) -> list[Cell]:
     """All cells; target and retrained, where no seed matters, once."""
     found = []
     for name in rows(setup):
@@ -72,7 +67,12 @@ def cells(setup: Setup, seeds: Sequence[int], book: Book) -> list[Cell]:
     return found
 
 
-def table(setup: Setup, contents: Sequence[dict[str, Any]]) -> str:
+def shows(name: str) -> bool:
+    """Whatever is no other experiment's."""
+    return not name.startswith(OTHERS) and not name.endswith("-on-retain")
+
+
+def table(contents: Sequence[dict[str, Any]]) -> str:
     """Mean (std) over seeds, steps needed, and how the runs ended."""
     groups = by_name(contents)
     metrics = {name: [content["metrics"] for content in group] for name, group in groups.items()}
@@ -84,6 +84,12 @@ def table(setup: Setup, contents: Sequence[dict[str, Any]]) -> str:
     return result_table(metrics, COLUMNS, {"steps": steps, "ended by": ends})
 
 
-def figures(setup: Setup, contents: Sequence[dict[str, Any]]) -> list[Figure]:
-    """None; see ``tradeoff``."""
-    return []
+EXPERIMENT = Experiment(
+    title="Table 1, the table of epochs and Table 2: every method, all metrics",
+    see="A method has forgotten what it was asked to where verbmem_f and knowmem_f are no higher than the retrained "
+    "model's, and has kept the rest where knowmem_r and nll_general are as the target's. The last column says whether "
+    "the stop rule was met (stop), the steps ran out (max_steps), or general text became too dear (utility_floor).",
+    cells=cells,
+    shows=shows,
+    table=table,
+)

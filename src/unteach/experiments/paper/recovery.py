@@ -6,7 +6,6 @@ The retrained model is finetuned the same way, as a control: what it gains it ca
 
 from __future__ import annotations
 
-import dataclasses
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,14 +18,14 @@ from unteach.config import checked
 from unteach.data import Documents, ForgetBatches, tokenise
 from unteach.errors import InputError
 from unteach.evaluation.metrics import columns
-from unteach.experiments import methods, tradeoff
-from unteach.experiments.cells import Book, Cell, by_name, result_table
+from unteach.experiments.cells import Cell, CellFolder, by_name, differing, result_table
+from unteach.experiments.paper import Experiment, methods, tradeoff
 from unteach.experiments.setups import Setup
 from unteach.experiments.smollm2 import add_nll_gradient
 from unteach.models import context_length, load_model, load_tokenizer
 from unteach.report.style import Figure
 
-__all__ = ["RecoverySettings", "cells", "figures", "finetune", "table"]
+__all__ = ["EXPERIMENT", "RecoverySettings", "finetune"]
 
 UNLEARNED = ("mt-nlul-qkl-star", "mt-nlul-qkl", "adamw-npo-kl")
 """On the embedded benchmark without the second: the first says the same, and everything should take half an hour."""
@@ -72,7 +71,7 @@ def finetune(model: Any, tokenizer: Any, texts: Sequence[str], settings: Recover
     return losses
 
 
-def cells(setup: Setup, seeds: Sequence[int], book: Book) -> list[Cell]:
+def cells(setup: Setup, seeds: Sequence[int], folder: CellFolder) -> list[Cell]:
     """Each unlearned model and, as a control, the retrained one."""
     if setup.instruct is None:
         raise InputError("instruct is missing: name a file of instructions with the columns instruction and output")
@@ -84,23 +83,23 @@ def cells(setup: Setup, seeds: Sequence[int], book: Book) -> list[Cell]:
     available = methods.rows(setup)
     names = [n for n in UNLEARNED if n in available and not (setup.embedded and n == "mt-nlul-qkl")]
     controls = ["retrained"] if setup.config.reference else []
-    return [_cell(setup, settings, name, seed, book) for name in [*names, *controls] for seed in seeds]
+    return [_cell(setup, settings, name, seed, folder) for name in [*names, *controls] for seed in seeds]
 
 
-def _cell(setup: Setup, settings: RecoverySettings, name: str, seed: int, book: Book) -> Cell:
+def _cell(setup: Setup, settings: RecoverySettings, name: str, seed: int, folder: CellFolder) -> Cell:
     unlearned = methods.cell(setup, name, 0 if name == "retrained" else seed)  # a model that is given has no seed
     texts = Documents("instructions", list(setup.instruct or ()))
-    fixed = {"from": dict(unlearned.settings), "recovery": dataclasses.asdict(settings), "instruct": texts.sha256[:16]}
+    fixed = {"from": dict(unlearned.settings), "recovery": differing(settings), "instruct": texts.sha256[:16]}
 
     def run() -> dict[str, Any]:
         if name == "retrained":
             model = load_model(str(setup.config.reference), device=setup.config.resolved_device())[0]
-            before: dict[str, Any] = book.get(unlearned)
+            before: dict[str, Any] = folder.get(unlearned)
             before = {key: before[key] for key in ("metrics", "notes", "examples") if key in before}
         else:
-            with tempfile.TemporaryDirectory() as folder:
-                steps = book.get(unlearned)["steps"]
-                unlearning, out = name.removesuffix(methods.STAR), str(Path(folder) / "run")
+            with tempfile.TemporaryDirectory() as work:
+                steps = folder.get(unlearned)["steps"]
+                unlearning, out = name.removesuffix(methods.STAR), str(Path(work) / "run")
                 result, before = setup.forget(setup.configured_for_steps(unlearning, seed, steps, out=out))
             model = result.model
         losses = finetune(model, load_tokenizer(setup.config.model), texts.texts, settings, seed)
@@ -114,15 +113,15 @@ def _cell(setup: Setup, settings: RecoverySettings, name: str, seed: int, book: 
     return Cell(name=f"recovery-{name}", seed=seed, settings=fixed, run=run, needs=(unlearned,))
 
 
-def table(setup: Setup, contents: Sequence[dict[str, Any]]) -> str:
+def table(contents: Sequence[dict[str, Any]]) -> str:
     """Two rows for each model: before and after finetuning."""
     rows = {name: [content["metrics"] for content in group] for name, group in by_name(_both(contents)).items()}
     return result_table(rows, columns())
 
 
-def figures(setup: Setup, contents: Sequence[dict[str, Any]]) -> list[Figure]:
+def figures(benchmark: str, contents: Sequence[dict[str, Any]]) -> list[Figure]:
     """Utility against what is recited and known, before and after."""
-    return tradeoff.panels("recovery", setup.benchmark, _both(contents), ("verbmem_f", "knowmem_f"))
+    return tradeoff.panels("recovery", benchmark, _both(contents), ("verbmem_f", "knowmem_f"))
 
 
 def _both(contents: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -133,3 +132,14 @@ def _both(contents: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         both += [{"name": short, "seed": c["seed"], "metrics": c["before"]["metrics"]} for c in group]
         both += [{"name": f"{short}, finetuned", "seed": c["seed"], "metrics": c["metrics"]} for c in group]
     return both
+
+
+EXPERIMENT = Experiment(
+    title="the recovery table: unrelated finetuning after unlearning",
+    see="What comes back shows as verbmem_f and knowmem_f that are higher in the second row of a model than in the "
+    "first; as much as the retrained model gains is not memory.",
+    cells=cells,
+    shows=lambda name: name.startswith("recovery-"),
+    table=table,
+    figures=figures,
+)

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from unteach.config import Method
-from unteach.experiments import methods
-from unteach.experiments.cells import Book, Cell, by_name, mean_and_std, result_table
+from unteach.experiments.cells import Cell, CellFolder, by_name, mean_and_std, result_table
+from unteach.experiments.paper import Experiment, methods
 from unteach.experiments.setups import Setup
 from unteach.report.style import Canvas, Figure, look, make_figure
 
-__all__ = ["cells", "figures", "table"]
+__all__ = ["EXPERIMENT"]
 
 COMPARED = ("mt-nlul-qkl", "adamw-npo-kl")
 METRICS = ("verbmem_f", "knowmem_f", "knowmem_r", "privleak", "mmlu_val", "nll_general", "degenerate")
@@ -30,27 +30,27 @@ CHECKED = 4
 """Probes of the forget job's own measurement, which is not used here."""
 
 
-def cells(setup: Setup, seeds: Sequence[int], book: Book) -> list[Cell]:
+def cells(setup: Setup, seeds: Sequence[int], folder: CellFolder) -> list[Cell]:
     """Both methods with every seed, in both ways."""
     ways = (False, True) if setup.config.reference else (False,)
-    return [_cell(setup, name, seed, book, way) for way in ways for name in COMPARED for seed in seeds]
+    return [_cell(setup, name, seed, folder, way) for way in ways for name in COMPARED for seed in seeds]
 
 
-def _cell(setup: Setup, name: str, seed: int, book: Book, until_forgotten: bool) -> Cell:
+def _cell(setup: Setup, name: str, seed: int, folder: CellFolder, until_forgotten: bool) -> Cell:
     whole, target = methods.cell(setup, name, seed), methods.cell(setup, "target", 0)
     folds = [setup.fixed(setup.configured(name, seed, documents=fold))["inputs"]["documents"] for fold in setup.folds]
 
     def run() -> dict[str, Any]:
         configured = partial(setup.configured, name, seed)
         if not until_forgotten:
-            done = book.get(whole)
+            done = folder.get(whole)
             method, steps = Method(**done["method"]), done["steps"]
             configured = partial(setup.configured_for_steps, method, seed, steps, reference=None, probes=CHECKED)
-        requests = [{"request": 0, **_short(book.get(target))}]
-        with tempfile.TemporaryDirectory() as folder:
+        requests = [{"request": 0, **_short(folder.get(target))}]
+        with tempfile.TemporaryDirectory() as work:
             model = setup.config.model
             for number, fold in enumerate(setup.folds, start=1):
-                out = Path(folder) / f"request_{number}"
+                out = Path(work) / f"request_{number}"
                 content = setup.forget(configured(model=model, documents=fold, out=str(out), save_dtype="float32"))[1]
                 kept = {key: content[key] for key in ("method", "steps", "stop", "forget_seconds")}
                 requests.append({"request": number, **_short(content), **kept})
@@ -68,13 +68,13 @@ def _short(content: dict[str, Any]) -> dict[str, Any]:
     return {"metrics": {name: content["metrics"][name] for name in METRICS if name in content["metrics"]}}
 
 
-def table(setup: Setup, contents: Sequence[dict[str, Any]]) -> str:
+def table(contents: Sequence[dict[str, Any]]) -> str:
     """A row for each method and request."""
     groups = by_name(contents)
     rows: dict[str, list[Any]] = {}
     steps = []
     for name, group in groups.items():
-        for number in range(len(setup.folds) + 1):
+        for number in range(len(group[0]["requests"])):
             label = name.removeprefix("sequential-") + (f", after {number}" if number else "")
             rows[label] = [content["requests"][number]["metrics"] for content in group]
             done = [sum(request["steps"] for request in content["requests"][1 : number + 1]) for content in group]
@@ -82,13 +82,13 @@ def table(setup: Setup, contents: Sequence[dict[str, Any]]) -> str:
     return result_table(rows, METRICS, {"steps": steps})
 
 
-def figures(setup: Setup, contents: Sequence[dict[str, Any]]) -> list[Figure]:
+def figures(benchmark: str, contents: Sequence[dict[str, Any]]) -> list[Figure]:
     """Utility after each request."""
     groups = by_name(contents)
-    return [_figure(setup, groups, metric) for metric in ("knowmem_r", "nll_general") if groups]
+    return [_figure(benchmark, groups, metric) for metric in ("knowmem_r", "nll_general") if groups]
 
 
-def _figure(setup: Setup, groups: dict[str, list[dict[str, Any]]], metric: str) -> Figure:
+def _figure(benchmark: str, groups: dict[str, list[dict[str, Any]]], metric: str) -> Figure:
     styles = {name: look("method", place) for place, name in enumerate(groups)}
 
     def draw(canvas: Canvas) -> None:
@@ -101,7 +101,7 @@ def _figure(setup: Setup, groups: dict[str, list[dict[str, Any]]], metric: str) 
                 )
                 canvas.tip(line, f"{name}, seed {content['seed']}")
         canvas.axes.margins(y=0.15)
-        canvas.axes.set_xticks(range(len(setup.folds) + 1))
+        canvas.axes.set_xticks(range(len(values)))
         canvas.axes.set_title(metric)
         canvas.axes.set_xlabel("forget requests done")
 
@@ -112,4 +112,15 @@ def _figure(setup: Setup, groups: dict[str, list[dict[str, Any]]], metric: str) 
         for name, group in groups.items()
     )
     about = f"{metric} after each request; after the last: {ends}"
-    return make_figure(f"sequential-{metric}-{setup.benchmark}", title, about, draw, keys)
+    return make_figure(f"sequential-{metric}-{benchmark}", title, about, draw, keys)
+
+
+EXPERIMENT = Experiment(
+    title="the sustainability figure: four requests one after the other",
+    see="What requests cost shows in knowmem_r and nll_general from row to row: a method that can be used again and "
+    "again keeps them where they were before the first request.",
+    cells=cells,
+    shows=lambda name: name.startswith("sequential-"),
+    table=table,
+    figures=figures,
+)

@@ -1,8 +1,5 @@
 """The theorem on two small models: does Algorithm 1 follow natural-gradient descent as α → 0?
 
-``unteach reproduce theorem`` makes a cell of each seed; ``python -m unteach.experiments.theorem --out DIR`` prints one
-table, with any settings, and writes theorem.json and theorem.png.
-
 α is halved again and again while T doubles, so that Tγ stays the same. The theorem bounds the gap
 ``max_t ‖θ_t - θ̄_t‖`` by O(α log(1/α)). Two controls must **not** converge: plain gradient descent with the
 step lengths of the natural-gradient descent, and natural-gradient descent with λ in place of λ̄.
@@ -10,28 +7,25 @@ step lengths of the natural-gradient descent, and natural-gradient descent with 
 
 from __future__ import annotations
 
-import argparse
-import dataclasses
-import hashlib
 import io
 import itertools
-import json
 import math
-import platform
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from unteach.experiments.cells import Book, Cell, what_runs
+from unteach.experiments.cells import Cell, CellFolder, differing
+from unteach.experiments.paper import Experiment
 from unteach.method import theory
 from unteach.method.theory import SoftmaxRegression, TanhNetwork, UnlearningProblem
 from unteach.report.style import Figure
+from unteach.writing import markdown_table
+
+__all__ = ["EXPERIMENT", "MODELS", "TheoremSettings", "compare", "memorised_problem", "run_experiment", "slopes"]
 
 MODELS: dict[str, SoftmaxRegression | TanhNetwork] = {
     "softmax regression": SoftmaxRegression(num_features=8, num_classes=4),
@@ -40,7 +34,7 @@ MODELS: dict[str, SoftmaxRegression | TanhNetwork] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class TheoremSettings:
     """Everything the experiment depends on."""
 
     seed: int = 0
@@ -61,14 +55,6 @@ class Settings:
     """How often α is halved and T doubled."""
     ridge: float = 0.01
     """Weight decay while memorising; a smaller one memorises harder."""
-
-    def __post_init__(self) -> None:
-        if not 0 < self.loss_weight < 1:
-            raise ValueError(f"loss_weight is {self.loss_weight}; it must lie between 0 and 1")
-        if self.num_steps < 1:
-            raise ValueError(f"num_steps is {self.num_steps}; it must be at least 1")
-        if self.halvings < 3:
-            raise ValueError(f"halvings is {self.halvings}; slopes need at least 3")
 
 
 def memorised_problem(name: str, *, seed: int, ridge: float) -> tuple[UnlearningProblem, Tensor]:
@@ -114,7 +100,7 @@ def memorised_problem(name: str, *, seed: int, ridge: float) -> tuple[Unlearning
 
 
 def compare(
-    problem: UnlearningProblem, start: Tensor, settings: Settings, *, momentum: float, halving: int
+    problem: UnlearningProblem, start: Tensor, settings: TheoremSettings, *, momentum: float, halving: int
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """One α: Algorithm 1, its natural-gradient descent and the two controls.
 
@@ -132,15 +118,9 @@ def compare(
         )
 
     teacher = theory.mean_teacher_path(
-        problem,
-        start,
-        loss_weight=loss_weight,
-        lr=lr,
-        momentum=momentum,
-        teacher_rate=teacher_rate,
-        damping=damping,
-        num_steps=num_steps,
-    )
+        problem, start, loss_weight=loss_weight, lr=lr, momentum=momentum, teacher_rate=teacher_rate,
+        damping=damping, num_steps=num_steps,
+    )  # fmt: skip
     reference, undamped = natural(effective), natural(damping)
     lengths = theory.step_lengths(reference)
     plain = theory.gradient_path(problem, start, lengths)
@@ -171,12 +151,12 @@ def forget_probability(problem: UnlearningProblem, theta: Tensor) -> float:
     return float(probs.gather(-1, problem.forget_labels[:, None]).mean())
 
 
-def run_experiment(settings: Settings) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def run_experiment(settings: TheoremSettings) -> dict[str, Any]:
     """All models, momenta and α.
 
     Returns:
-        The result (settings, versions, one group of rows per model and momentum) and, for the picture, paths
-        of the last group: ``natural``, ``gradient`` and one ``α = …`` for each mean-teacher path.
+        ``groups``, one of rows per model and momentum; and, for the picture, the flattened ``paths`` of the last:
+        ``natural``, ``gradient`` and one ``α = …`` for each mean-teacher path.
     """
     groups: list[dict[str, Any]] = []
     drawn: dict[str, Tensor] = {}
@@ -205,31 +185,35 @@ def run_experiment(settings: Settings) -> tuple[dict[str, Any], dict[str, Tensor
                     "rows": rows,
                 }
             )
-    versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
-    return {"settings": dataclasses.asdict(settings), "versions": versions, "groups": groups}, drawn
+    return {"groups": groups, "paths": flattened(drawn)}
 
 
-def format_table(result: Mapping[str, Any]) -> str:
-    """The result as text, one block per model and momentum."""
-    lines = []
-    for group in result["groups"]:
+def table(contents: Sequence[dict[str, Any]]) -> str:
+    """A table for each seed, model and momentum: a row for each α."""
+    titles = ["α", "steps", "gap", "slope", "gap / (α log 1/α)", "path / gap", "control: damping", "control: gradient"]
+    parts = []
+    for seed, group in ((content["seed"], group) for content in contents for group in content["groups"]):
         before, after = group["forget_probability"]
-        lines += [
-            f"{group['model']} ({group['parameters']} parameters), momentum {group['momentum']}: "
-            f"effective damping {group['rows'][0]['effective_damping']:.4f}, "
-            f"probability of the labels to forget {before:.2f} -> {after:.2f}",
-            f"{'alpha':>9} {'steps':>6} {'gap':>9} {'slope':>6} {'gap/(a log 1/a)':>16} {'path/gap':>9}"
-            f" {'control: damping':>17} {'control: gradient':>18}",
+        rows = [
+            [
+                f"{row['alpha']:.6f}",
+                str(row["steps"]),
+                f"{row['gap']:.5f}",
+                "" if slope is None else f"{slope:.3f}",
+                f"{row['gap_over_alpha_log']:.3f}",
+                f"{row['path_length'] / row['gap']:.1f}",
+                f"{row['gap_with_plain_damping']:.4f}",
+                f"{row['gap_of_plain_gradient']:.4f}",
+            ]
+            for row, slope in zip(group["rows"], [None, *group["slopes"]], strict=True)
         ]
-        for row, slope in zip(group["rows"], [None, *group["slopes"]], strict=True):
-            lines.append(
-                f"{row['alpha']:9.6f} {row['steps']:6d} {row['gap']:9.5f} "
-                f"{'' if slope is None else f'{slope:.3f}':>6} {row['gap_over_alpha_log']:16.3f} "
-                f"{row['path_length'] / row['gap']:9.1f} {row['gap_with_plain_damping']:17.4f} "
-                f"{row['gap_of_plain_gradient']:18.4f}"
-            )
-        lines.append("")
-    return "\n".join(lines)
+        parts += [
+            f"Seed {seed}, {group['model']} ({group['parameters']} parameters), momentum "
+            f"{group['momentum']}: effective damping {group['rows'][0]['effective_damping']:.4f}, probability of the "
+            f"labels to forget {before:.2f} → {after:.2f}.",
+            markdown_table(titles, rows),
+        ]
+    return "\n\n".join(parts)
 
 
 BLUE, ORANGE, GREEN, GREY, BLACK = "#0072B2", "#D55E00", "#009E73", "#5F6B76", "#222222"  # colour-blind safe
@@ -328,8 +312,8 @@ def _draw_lemma(axes: Any) -> None:
     )
 
 
-def draw(result: Mapping[str, Any], paths: Mapping[str, list[list[float]]], kind: str) -> bytes:
-    """The figure as a file of that kind: convergence without and with momentum, the paths, and the momentum lemma."""
+def draw(groups: Sequence[dict[str, Any]], paths: Mapping[str, list[list[float]]]) -> bytes:
+    """The figure as an SVG file: convergence without and with momentum, the paths, and the momentum lemma."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -342,9 +326,8 @@ def draw(result: Mapping[str, Any], paths: Mapping[str, list[list[float]]], kind
     with pyplot.rc_context(style):
         figure, panels = pyplot.subplots(2, 2, figsize=(11.5, 8), layout="constrained", facecolor="white")
         figure.get_layout_engine().set(w_pad=0.12, h_pad=0.12)
-        for axes, momentum in zip(panels[0], result["settings"]["momenta"], strict=True):
-            groups = [group for group in result["groups"] if group["momentum"] == momentum]
-            _draw_convergence(axes, groups)
+        for axes, momentum in zip(panels[0], sorted({group["momentum"] for group in groups}), strict=True):
+            _draw_convergence(axes, [group for group in groups if group["momentum"] == momentum])
             axes.set_title(f"Momentum {momentum:g}" if momentum else "No momentum")
         panels[0, 0].legend(loc="lower right", frameon=False)
         _draw_paths(panels[1, 0], paths)
@@ -352,67 +335,45 @@ def draw(result: Mapping[str, Any], paths: Mapping[str, list[list[float]]], kind
         _draw_lemma(panels[1, 1])
         panels[1, 1].set_title("Momentum lemma under a constant error ε")
         file = io.BytesIO()
-        more: dict[str, Any] = {"metadata": {"Date": None}} if kind == "svg" else {"pil_kwargs": {"optimize": True}}
-        figure.savefig(file, format=kind, dpi=100, **more)
+        figure.savefig(file, format="svg", dpi=100, metadata={"Date": None})
         pyplot.close(figure)
     return file.getvalue()
 
 
-def cells(setup: None, seeds: Sequence[int], book: Book) -> list[Cell]:
+def cells(setup: None, seeds: Sequence[int], folder: CellFolder) -> list[Cell]:
     """One of each seed, with the settings above; the models are its own, whatever the benchmark."""
-    return [_cell(Settings(seed=seed)) for seed in seeds]
+    return [_cell(TheoremSettings(seed=seed)) for seed in seeds]
 
 
-def _cell(settings: Settings) -> Cell:
-    algorithms = hashlib.sha256(what_runs(Path(str(theory.__file__)).read_text(encoding="utf-8")).encode()).hexdigest()
-    fixed = json.loads(json.dumps(dataclasses.asdict(settings))) | {"algorithms": algorithms[:16]}
-
+def _cell(settings: TheoremSettings) -> Cell:
     def run() -> dict[str, Any]:
         threads = torch.get_num_threads()
         torch.set_num_threads(1)  # the matrices are far too small to share
         try:
-            result, drawn = run_experiment(settings)
+            return run_experiment(settings)
         finally:
             torch.set_num_threads(threads)
-        return {"groups": result["groups"], "paths": flattened(drawn)}
 
+    fixed = {name: value for name, value in differing(settings).items() if name != "seed"}
     return Cell(name="theorem", seed=settings.seed, settings=fixed, run=run)
 
 
-def table(setup: None, contents: Sequence[dict[str, Any]]) -> str:
-    """The tables of all seeds, set as code."""
-    return "\n".join(f"Seed {c['seed']}:\n\n{textwrap.indent(format_table(c), '    ')}" for c in contents)
-
-
-def figures(setup: None, contents: Sequence[dict[str, Any]]) -> list[Figure]:
+def figures(benchmark: str, contents: Sequence[dict[str, Any]]) -> list[Figure]:
     """The four panels, of the first seed."""
     title = "Does the mean teacher follow natural-gradient descent?"
     return [
-        Figure("theorem", title, title, "", {".svg": draw(content, content["paths"], "svg")})
+        Figure("theorem", title, title, "", {".svg": draw(content["groups"], content["paths"])})
         for content in contents[:1]
     ]
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the experiment from the command line."""
-    parser = argparse.ArgumentParser(prog="python -m unteach.experiments.theorem", description=__doc__)
-    parser.add_argument("--out", type=Path, required=True, help="folder for theorem.json and theorem.png")
-    defaults = Settings()
-    for name in ("seed", "lr", "teacher_rate", "damping", "loss_weight", "num_steps", "halvings", "ridge"):
-        default = getattr(defaults, name)
-        parser.add_argument(
-            f"--{name.replace('_', '-')}", type=type(default), default=default, help=f"default {default}"
-        )
-    given = vars(parser.parse_args(arguments))
-    out: Path = given.pop("out")
-    torch.set_num_threads(1)  # the matrices are far too small to share
-    result, drawn = run_experiment(Settings(**given))
-    print(format_table(result))
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "theorem.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-    (out / "theorem.png").write_bytes(draw(result, flattened(drawn), "png"))
-    print(f"Written: {out / 'theorem.json'} and {out / 'theorem.png'}")
-
-
-if __name__ == "__main__":
-    main()
+EXPERIMENT = Experiment(
+    title="Theorem 1: the mean teacher beside natural-gradient descent",
+    see="The gap halves with α (slope 1), so gap / (α log 1/α) falls, as the theorem says; the gaps of the two "
+    "controls stay where they are.",
+    cells=cells,
+    shows=lambda name: name == "theorem",
+    table=table,
+    figures=figures,
+    uses_benchmark=False,
+)

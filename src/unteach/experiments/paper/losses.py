@@ -7,20 +7,19 @@ a tenth of its usual learning rate, as there: it is to leave the starting point,
 from __future__ import annotations
 
 import dataclasses
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from unteach.config import ForgetConfig, Method, checked
+from unteach.config import Method, checked
 from unteach.errors import InputError
-from unteach.experiments.cells import Book, Cell, by_name, mean_and_std, result_table
+from unteach.experiments.cells import Cell, CellFolder, by_name, mean_and_std, result_table
+from unteach.experiments.paper import Experiment
 from unteach.experiments.setups import Setup
 from unteach.report.plots import curve_figure
 from unteach.report.style import Figure, look
 
-__all__ = ["LossesSettings", "cells", "figures", "table"]
+__all__ = ["EXPERIMENT", "LossesSettings"]
 
 LOSSES = ("nlul", "ll", "npo", "it")
 ESCAPED = ("ll", "npo")
@@ -39,7 +38,7 @@ class LossesSettings:
     """AdamW's learning rate there, as a share of the baseline's."""
 
 
-def cells(setup: Setup, seeds: Sequence[int], book: Book) -> list[Cell]:
+def cells(setup: Setup, seeds: Sequence[int], folder: CellFolder) -> list[Cell]:
     """Every loss with every seed, then the losses after AdamW."""
     problems: list[str] = []
     settings = checked(LossesSettings, dict(setup.settings.get("losses") or {}), "losses.", problems)
@@ -55,17 +54,9 @@ def _cell(setup: Setup, settings: LossesSettings, loss: str, seed: int, *, escap
     method = dataclasses.replace(
         setup.methods["mt-nlul-qkl"], loss=loss, beta=baseline.beta, ratio=baseline.ratio
     )  # alpha and the step sizes are measured with NLUL whatever the loss: equal for all
-
-    def configured(**changes: Any) -> ForgetConfig:
-        phases = (_escape(setup, settings, baseline),) if escaped else ()
-        return setup.configured_for_steps(method, seed, settings.steps, phases=phases, **changes)
-
-    def run() -> dict[str, Any]:
-        with tempfile.TemporaryDirectory() as folder:
-            return setup.forget(configured(out=str(Path(folder) / "run")))[1]
-
+    phases = (_escape(setup, settings, baseline),) if escaped else ()
     name = f"loss-mt-{loss}" + ("-after-adamw" if escaped else "")
-    return Cell(name=name, seed=seed, settings=setup.fixed(configured()), run=run)
+    return setup.cell(name, setup.configured_for_steps(method, seed, settings.steps, phases=phases))
 
 
 def _escape(setup: Setup, settings: LossesSettings, baseline: Method) -> Method:
@@ -85,7 +76,7 @@ def _escape(setup: Setup, settings: LossesSettings, baseline: Method) -> Method:
     return dataclasses.replace(baseline, lr=lr, divergence="qkl_frozen", steps=settings.escape_epochs * epoch)
 
 
-def table(setup: Setup, contents: Sequence[dict[str, Any]]) -> str:
+def table(contents: Sequence[dict[str, Any]]) -> str:
     """NLL and gradient norm at the mean teacher's first and last step."""
     groups = by_name(contents)
     metrics = {name: [content["metrics"] for content in group] for name, group in groups.items()}
@@ -109,7 +100,7 @@ def _last_phase(curve: dict[str, list[Any]]) -> dict[str, list[Any]]:
     return {field: values[begin:] for field, values in curve.items()}
 
 
-def figures(setup: Setup, contents: Sequence[dict[str, Any]]) -> list[Figure]:
+def figures(benchmark: str, contents: Sequence[dict[str, Any]]) -> list[Figure]:
     """NLL on the forget batches and gradient norm, per step."""
     groups = by_name(contents)
     styles = {name: look("method", index) for index, name in enumerate(groups)}
@@ -125,9 +116,20 @@ def figures(setup: Setup, contents: Sequence[dict[str, Any]]) -> list[Figure]:
         ]
         keys = [(name.removeprefix("loss-"), style) for name, style in styles.items()]
         if lines:
-            drawn.append(curve_figure(f"losses-{field}-{setup.benchmark}", title, unit, lines, keys, True))
+            drawn.append(curve_figure(f"losses-{field}-{benchmark}", title, unit, lines, keys, True))
     return drawn
 
 
 def _points(curve: dict[str, list[Any]], field: str) -> list[tuple[float, float]]:
     return [(step, value) for step, value in zip(curve["step"], curve[field], strict=True) if value is not None]
+
+
+EXPERIMENT = Experiment(
+    title="Figures 1 and 2: the mean teacher with each forget loss",
+    see="All runs take the same number of steps. A loss that stalls begins and ends with about the same NLL on what is "
+    "to be forgotten; one that explodes ends with a gradient norm far above the first. NLUL does neither.",
+    cells=cells,
+    shows=lambda name: name.startswith("loss-"),
+    table=table,
+    figures=figures,
+)

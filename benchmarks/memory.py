@@ -79,11 +79,11 @@ def measure(config, random_weights):
     """Run three steps; bytes taken."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
+    from unteach.training.optimizers import make_optimizer
 
     from unteach.data import ForgetBatches
     from unteach.models import load_model, trainable_parameters
     from unteach.training.loop import train_step
-    from unteach.training.optimizers import make_optimizer
 
     torch.set_num_threads(1)
     device = config.resolved_device()

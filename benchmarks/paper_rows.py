@@ -27,6 +27,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
+from unteach.training.optimizers import make_optimizer
 
 from measuring import RandomText, machine, make_model, parser, random_sequences, record, synchronize, table
 from unteach.config import ForgetConfig, Precision, from_yaml
@@ -34,7 +35,6 @@ from unteach.data import ForgetBatches
 from unteach.models import load_tokenizer, trainable_parameters
 from unteach.planning.plan import EVALUATION, plan
 from unteach.training.loop import train_step
-from unteach.training.optimizers import make_optimizer
 from unteach.training.passes import InitialLogOdds
 
 FOLDER = Path(__file__).resolve().parent.parent / "configs"
@@ -53,7 +53,7 @@ def planned_bytes(config, model, small, options):
     with tempfile.TemporaryDirectory() as work:
         folders = {"model": shape_folder(Path(work) / "model", model)}
         if small is not None:
-            folders["incompetent"] = shape_folder(Path(work) / "small", small)
+            folders["base"] = shape_folder(Path(work) / "small", small)
         moments = plan(dataclasses.replace(config, **folders, reference=None, device=options.device)).memory.moments
         return max(size for moment, size in moments.items() if moment != EVALUATION)
 

@@ -16,13 +16,13 @@ import gc
 import traceback
 
 import torch
+from unteach.training.optimizers import make_optimizer
 
 from measuring import RandomText, ceilings, flops, machine, make_model, parser, random_sequences, record, seconds, table
 from unteach.config import ForgetConfig, Method, Precision
 from unteach.data import ForgetBatches
 from unteach.models import trainable_parameters
 from unteach.training.loop import train_step
-from unteach.training.optimizers import make_optimizer
 
 METHOD = Method(loss="nlul", divergence="kl", alpha=0.05, lr=5e-4, teacher_rate=10.0, damping=5.0)
 

@@ -23,13 +23,13 @@ import traceback
 from contextlib import contextmanager
 
 import torch
+from unteach.training.optimizers import make_optimizer
 
 from measuring import RandomText, ceilings, flops, machine, make_model, parser, random_sequences, record, table
 from unteach.config import ForgetConfig, Method, Precision
 from unteach.data import ForgetBatches
 from unteach.models import trainable_parameters
 from unteach.training import loop
-from unteach.training.optimizers import make_optimizer
 
 METHOD = Method(loss="nlul", divergence="kl", alpha=0.05, lr=5e-4, teacher_rate=10.0, damping=5.0)
 

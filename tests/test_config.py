@@ -40,7 +40,7 @@ EVERY_FIELD_CHANGED = ForgetConfig(
     holdout="holdout/",
     reference="retrained",
     questions="questions.jsonl",
-    incompetent="small",
+    base="small",
     text_field="body",
     document_mode="truncate",
     max_tokens=77,
@@ -59,7 +59,7 @@ EVERY_FIELD_CHANGED = ForgetConfig(
     compile=True,
     checkpoint_activations=True,
     stop=Stop(metric="verbmem_f <= 21.8", utility_floor=float("inf")),
-    wished_steps=9,
+    expected_steps=9,
     max_steps=10,
     evaluate_every=11,
     probes=12,
@@ -189,7 +189,7 @@ def test_wrong_required_value(tmp_path: Path) -> None:
     "options",
     [
         {"batch": 0}, {"general_batch": 0}, {"micro_batch": 0}, {"max_steps": 0}, {"evaluate_every": 0},
-        {"wished_steps": 0}, {"probes": 0}, {"checkpoint_every": 0}, {"keep_checkpoints": 0}, {"max_tokens": 1},
+        {"expected_steps": 0}, {"probes": 0}, {"checkpoint_every": 0}, {"keep_checkpoints": 0}, {"max_tokens": 1},
         {"general_tokens": 1}, {"seed": -1}, {"stop": Stop(utility_floor=0.0)},
         {"stop": Stop(utility_floor=float("nan"))},
     ],
@@ -228,8 +228,8 @@ def test_it_needs_a_small_model_in_any_phase() -> None:
     it = Method(loss="it")
     for options in ({"method": it}, {"phases": (dataclasses.replace(it, steps=3),)}):
         (problem,) = problems(ForgetConfig, model="m", **options)
-        assert problem.startswith("loss it needs incompetent")
-        assert ForgetConfig(model="m", incompetent="small", **options).incompetent == "small"
+        assert problem.startswith("loss it needs base")
+        assert ForgetConfig(model="m", base="small", **options).base == "small"
 
 
 def test_phases(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ TABLE: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     ),
     "muse-news-adamw-nlul-kl": (NEWS, ADAMW | NLUL | {"lr": 1e-6, "divergence": "kl_reverse"}, "verbmem_f <= 21.8"),
     "muse-news-adamw-it-kl": (
-        NEWS | {"incompetent": "TinyLlama/TinyLlama-1.1B-Chat-v1.0"},
+        NEWS | {"base": "TinyLlama/TinyLlama-1.1B-Chat-v1.0"},
         ADAMW | {"loss": "it", "lr": 1e-6, "divergence": "kl_reverse"},
         "verbmem_f <= 21.8",
     ),
@@ -71,7 +71,7 @@ TABLE: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         "verbmem_f <= 14.3",
     ),
     "loss-ablation-mt-it-qkl": (
-        NEWS | {"incompetent": "TinyLlama/TinyLlama-1.1B-Chat-v1.0", "max_steps": 3000},
+        NEWS | {"base": "TinyLlama/TinyLlama-1.1B-Chat-v1.0", "max_steps": 3000},
         TEACHER | {"loss": "it", "momentum": 0.9, "divergence": "qkl_frozen"},
         "verbmem_f <= 21.8",
     ),
@@ -125,7 +125,7 @@ def test_numbers_are_those_of_the_logs(name: str) -> None:
         "general_tokens": 512,
         "trainable": "blocks",
         "precision": Precision(forget="tf32", divergence="tf32"),
-        "incompetent": None,
+        "base": None,
         "save_dtype": "float32",
     } | run
     assert {field: getattr(config, field) for field in expected} == expected

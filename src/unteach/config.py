@@ -20,6 +20,7 @@ import yaml
 from unteach.errors import InputError
 from unteach.method.divergences import DIVERGENCES
 from unteach.method.losses import LOSSES
+from unteach.method.optimizers import OPTIMIZERS
 
 __all__ = [
     "ForgetConfig", "Method", "Precision", "Stop", "checked", "from_yaml", "nearest_name", "read_settings",
@@ -27,6 +28,8 @@ __all__ = [
 ]  # fmt: skip
 
 _ARTICLES = {int: "a whole number", float: "a number", str: "text", bool: "true or false", Path: "a path"}
+FORMER_NAMES = {"incompetent": "base"}
+"""Other names under which fields of ``ForgetConfig`` are accepted, in files and as flags."""
 PassPrecision = Literal["auto", "fp32", "tf32", "fp16", "bf16"]
 
 
@@ -34,10 +37,14 @@ PassPrecision = Literal["auto", "fp32", "tf32", "fp16", "bf16"]
 class Method:
     """How the weights are moved: optimizer, loss, divergence and their numbers."""
 
-    optimizer: Literal["mean_teacher", "adamw"] = "mean_teacher"
+    optimizer: str = "mean_teacher"
     """mean_teacher: the paper's algorithm. adamw: the baselines, held to the frozen initial model."""
+    optimizer_options: dict[str, Any] = field(default_factory=dict)
+    """Settings of another registered optimizer that have no field here."""
     loss: str = "nlul"
     """Forget loss: ll, npo, it or nlul."""
+    loss_options: dict[str, Any] = field(default_factory=dict)
+    """The loss's own settings, such as beta=0.1 ratio=mean of npo or tolerance=0.02 of nlul (docs/methods.md)."""
     divergence: str = "kl"
     """Divergence to the teacher on general text: kl, kl_reverse, qkl or qkl_frozen."""
     token_share: float = 0.25
@@ -56,12 +63,6 @@ class Method:
     """λ of the mean teacher. None: measured."""
     clip: float | None = 1.0
     """Largest norm of the gradient; null for no clipping."""
-    beta: float = 0.1
-    """β of npo."""
-    ratio: Literal["sum", "mean"] = "sum"
-    """npo: log-ratio of a whole sequence, or its mean over tokens (the authors' runs)."""
-    tolerance: float = 0.0
-    """nlul: 0 is exact; 0.02 is the authors' surrogate."""
     betas: tuple[float, float] = (0.9, 0.95)
     """β₁ and β₂ of AdamW."""
     weight_decay: float = 0.0
@@ -78,19 +79,19 @@ class Method:
             wrong.append(
                 f"{where}loss is {self.loss!r}: it must be one of {', '.join(LOSSES)}{nearest_name(self.loss, LOSSES)}"
             )
-        if self.divergence not in DIVERGENCES:
-            nearest = nearest_name(self.divergence, DIVERGENCES)
-            wrong.append(
-                f"{where}divergence is {self.divergence!r}: it must be one of {', '.join(DIVERGENCES)}{nearest}"
-            )
-        for name, allowed in (("optimizer", ("mean_teacher", "adamw")), ("ratio", ("sum", "mean"))):
-            if getattr(self, name) not in allowed:
-                wrong.append(f"{where}{name} is {getattr(self, name)!r}: it must be one of {', '.join(allowed)}")
-        for name in ("alpha", "lr", "clip", "beta"):
+        else:
+            wrong += [f"{where}loss_options: {problem}" for problem in LOSSES[self.loss].problems(self.loss_options)]
+        for name, known in (("divergence", DIVERGENCES), ("optimizer", OPTIMIZERS)):
+            value = getattr(self, name)
+            if value not in known:
+                wrong.append(
+                    f"{where}{name} is {value!r}: it must be one of {', '.join(known)}{nearest_name(value, known)}"
+                )
+        for name in ("alpha", "lr", "clip"):
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
                 wrong.append(f"{where}{name} is {value}: it must be positive")
-        for name in ("teacher_rate", "damping", "tolerance", "weight_decay", "warmup"):
+        for name in ("teacher_rate", "damping", "weight_decay", "warmup"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < float("inf"):
                 wrong.append(f"{where}{name} is {value}: it must be zero or positive")
@@ -107,10 +108,6 @@ class Method:
         if self.steps is not None and self.steps < 1:
             wrong.append(f"{where}steps is {self.steps}: it must be at least 1")
         return wrong
-
-    def loss_options(self) -> dict[str, Any]:
-        """The hyper-parameters of the chosen loss."""
-        return {name: getattr(self, name) for name in LOSSES[self.loss].hyper}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -152,8 +149,9 @@ class ForgetConfig:
     """A model that never saw the documents: stop when they are recited no better than it recites them."""
     questions: str | None = None
     """A .jsonl file of question and answer about the documents, measured before and after."""
-    incompetent: str | None = None
-    """loss it: the smaller model with the same tokenizer that never memorised the documents."""
+    base: str | None = None
+    """A model with the same tokenizer that never saw the documents, which some losses compare with (``it``). Also
+    accepted as incompetent, the paper's word."""
     text_field: str = "text"
     """Field that holds the text in .jsonl/.json/.parquet files and datasets."""
     document_mode: Literal["chunk", "truncate"] = "chunk"
@@ -184,7 +182,7 @@ class ForgetConfig:
     fraction of the activations' memory, a third more time."""
     stop: Stop = field(default_factory=Stop)
     """Stop rules."""
-    wished_steps: int = 100
+    expected_steps: int = 100
     """About how many steps the measured settings should need."""
     max_steps: int = 500
     """The run always ends here."""
@@ -213,7 +211,7 @@ class ForgetConfig:
             if phase.steps is None:
                 wrong.append(f"phases[{number}].steps is missing: every phase but the last needs a length")
         for name in (
-            "batch", "general_batch", "micro_batch", "max_steps", "evaluate_every", "wished_steps", "probes",
+            "batch", "general_batch", "micro_batch", "max_steps", "evaluate_every", "expected_steps", "probes",
             "checkpoint_every", "keep_checkpoints",
         ):  # fmt: skip
             value = getattr(self, name)
@@ -223,8 +221,11 @@ class ForgetConfig:
             value = getattr(self, name)
             if value is not None and value < 2:
                 wrong.append(f"{name} is {value}: it must be at least 2")
-        if any(method.loss == "it" for method in (*self.phases, self.method)) and not self.incompetent:
-            wrong.append("loss it needs incompetent: a smaller model with the same tokenizer")
+        for method in (*self.phases, self.method):
+            if method.loss in LOSSES and LOSSES[method.loss].base == "given" and not self.base:
+                wrong.append(
+                    f"loss {method.loss} needs base: a model with the same tokenizer that never saw the documents"
+                )
         if self.seed < 0:
             wrong.append(f"seed is {self.seed}: it must be at least 0")
         if self.method.steps is not None:
@@ -325,6 +326,7 @@ def checked(kind: type, content: dict, where: str, problems: list[str]) -> Any:
     known = {f.name: f for f in dataclasses.fields(kind)}
     values: dict[str, Any] = {}
     for key, value in content.items():
+        key = FORMER_NAMES.get(key, key) if kind is ForgetConfig else key
         if key not in known:
             problems.append(f"unknown key {where}{key}{nearest_name(str(key), known)}")
             continue
@@ -369,6 +371,11 @@ def _convert(hint: Any, value: Any, where: str, problems: list[str]) -> Any:
             problems.append(f"{where} is {value!r}: it must hold settings of its own")
             return None
         return checked(typing.cast(type, hint), value, f"{where}.", problems)
+    if origin is dict:
+        if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+            problems.append(f"{where} is {value!r}: it must hold names and values")
+            return None
+        return dict(value)
     if origin is tuple:
         if not isinstance(value, (list, tuple)):
             problems.append(f"{where} is {value!r}: it must be a list")

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import yaml
 
-from unteach.config import checked, nearest_name
+from unteach.config import FORMER_NAMES, checked, nearest_name
 from unteach.errors import InputError
 
 __all__ = ["help_text", "parse"]
@@ -56,13 +56,22 @@ def parse(
             loose.append(word)
             continue
         name, equals, value = word[2:].partition("=")
-        flag = flags.get(name.replace("_", "-"))
+        flag = flags.get(FORMER_NAMES.get(name, name).replace("_", "-"))
         if flag is None:
             problems.append(f"unknown flag --{name}{nearest_name(name, flags)}")
             while rest and not rest[0].startswith("--"):
                 rest.pop(0)
         elif flag.hint is bool:
             _put(content, flag.path, value.lower() != "false" if equals else True)
+        elif typing.get_origin(flag.hint) is dict:
+            words = [value] if equals else []
+            while rest and not rest[0].startswith("--"):
+                words.append(rest.pop(0))
+            pairs = [word.partition("=") for word in words]
+            problems += [f"--{flag.name} {''.join(p)}: write NAME=VALUE" for p in pairs if not p[0] or not p[1]]
+            if not words:
+                problems.append(f"--{flag.name} needs a value")
+            _put(content, flag.path, {key: _read(Any, text) for key, _, text in pairs})
         elif typing.get_origin(flag.hint) is tuple:
             values = [value] if equals else []
             while rest and not rest[0].startswith("--"):
@@ -124,7 +133,7 @@ def _field_docs(kind: type) -> dict[str, str]:
 def _plain_kinds(hint: Any) -> list[Any]:
     """The types a hint allows besides None, without unions."""
     arguments = typing.get_args(hint)
-    if typing.get_origin(hint) is Literal or not arguments or typing.get_origin(hint) is tuple:
+    if typing.get_origin(hint) in (Literal, tuple, dict) or not arguments:
         return [hint]
     return [kind for argument in arguments if argument is not type(None) for kind in _plain_kinds(argument)]
 
@@ -146,6 +155,8 @@ def _kind(hint: Any) -> str:
         return "|".join(map(str, typing.get_args(kind)))
     if typing.get_origin(kind) is tuple:
         return f"{_kind(typing.get_args(kind)[0])} ..."
+    if typing.get_origin(kind) is dict:
+        return "NAME=VALUE ..."
     return {str: "TEXT", Path: "PATH", int: "N", float: "NUMBER"}.get(kind, "VALUE")
 
 

@@ -245,7 +245,7 @@ def test_it_with_equal_base_logits_pulls_towards_uniform():
     torch.testing.assert_close(call("it", logits, labels, mask, uniform), expected, rtol=1e-12, atol=0)
 
 
-@pytest.mark.parametrize("name", [name for name, loss in unteach.LOSSES.items() if loss.log_odds_only])
+@pytest.mark.parametrize("name", [name for name, loss in unteach.LOSSES.items() if loss.reads == "log_odds"])
 def test_log_odds_are_all_that_a_log_odds_loss_sees(name):
     logits, labels, mask, base = batch(7)
     binary, binary_base = (

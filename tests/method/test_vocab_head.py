@@ -88,7 +88,7 @@ def test_losses_through_the_head_equal_the_full_logit_form():
     binary = torch.stack([log_odds, torch.zeros_like(log_odds)], -1).view(2, 5, 2)
     base = torch.zeros_like(binary)
     for name, loss in unteach.LOSSES.items():
-        if loss.log_odds_only:
+        if loss.reads == "log_odds":
             extra = {"base_logits": base} if loss.needs_base else {}
             full_extra = {"base_logits": torch.zeros(2, 5, 23).double()} if loss.needs_base else {}
             mine = unteach.forget_loss(name, binary, torch.zeros(2, 5).long(), mask, **extra)

@@ -19,6 +19,7 @@ import sharded_optimizer
 import torch
 import torch.distributed as dist
 from transformers import AutoModelForCausalLM, LlamaConfig
+from unteach.training.optimizers import make_optimizer
 
 from unteach.config import ForgetConfig, Method, Precision
 from unteach.data import ForgetBatches
@@ -29,7 +30,6 @@ from unteach.models import distributed, trainable_parameters
 from unteach.training.calibrate import measure
 from unteach.training.checkpoint import Checkpoints
 from unteach.training.loop import Interrupted, train_step, unlearn
-from unteach.training.optimizers import make_optimizer
 from unteach.training.passes import InitialLogOdds
 
 VOCABULARY, STEPS, RANKS = 96, 2, 2
@@ -90,7 +90,7 @@ def make(
         distributed.shard(model, device, half)
     now = dict(model.named_parameters())
     method = dataclasses.replace(METHODS[optimizer], loss=loss)
-    config = ForgetConfig(model="small", method=method, trainable=trainable, incompetent="small", **settings)
+    config = ForgetConfig(model="small", method=method, trainable=trainable, base="small", **settings)
     draws = torch.Generator().manual_seed(7)
     lengths = [5, 12, 8, 3, 9, 7]
     forget = ForgetBatches([torch.randint(VOCABULARY, (n,), generator=draws).tolist() for n in lengths], seed=0)

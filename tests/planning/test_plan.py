@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from transformers import LlamaConfig
+from unteach.training.optimizers import make_optimizer
 
 from tiny_models import CONFIGS, save_tiny, small_tokenizer, tiny_model
 from unteach.config import ForgetConfig, Method, Precision
@@ -25,7 +26,6 @@ from unteach.planning.plan import Plan, plan
 from unteach.planning.rehearsal import LiveBytes, Rehearsal, block_elements
 from unteach.training.checkpoint import Checkpoints
 from unteach.training.loop import train_step
-from unteach.training.optimizers import make_optimizer
 from unteach.training.passes import computing, forget_term, general_term, hidden_states
 
 METHODS = {
@@ -205,13 +205,13 @@ def test_a_step_takes_what_was_planned(
     folder = save_tiny(tmp_path / "model", "llama_tied")
     small = save_tiny(tmp_path / "small") if "it" in method else None
     config = ForgetConfig(
-        model=str(folder), incompetent=str(small) if small else None, device="cpu", method=METHODS[method], batch=8,
+        model=str(folder), base=str(small) if small else None, device="cpu", method=METHODS[method], batch=8,
         general_batch=6, micro_batch=micro_batch, max_tokens=64, general_tokens=48, trainable=trainable,
         checkpoint_activations=checkpointed,
     )  # fmt: skip
     planned = plan(config).memory
     model = load_model(config.model)[0]
-    incompetent = load_model(config.incompetent)[0] if config.incompetent else None
+    base = load_model(config.base)[0] if config.base else None
     optimizer = make_optimizer(trainable_parameters(model, trainable).values(), config.method)
     general = SimpleNamespace(batch=lambda step, size: padded(size, 48))
     forget = ForgetBatches(padded(8, 64), 0)
@@ -226,12 +226,12 @@ def test_a_step_takes_what_was_planned(
             config.method,
             config,
             0,
-            incompetent=incompetent,  # type: ignore[arg-type]
+            base=base,  # type: ignore[arg-type]
         )
 
     step()
     optimizer.zero_grad()
-    standing = list(model.parameters()) + ([] if incompetent is None else [*incompetent.parameters()])
+    standing = list(model.parameters()) + ([] if base is None else [*base.parameters()])
     standing += [
         value for state in optimizer.state.values() for value in state.values() if isinstance(value, torch.Tensor)
     ]

@@ -56,7 +56,7 @@ def run(options: DemoOptions) -> dict[str, Any]:
                 model="micro:target",
                 documents="micro:forget",
                 reference="micro:retrained",
-                incompetent="micro:small" if METHODS[name].loss == "it" else None,
+                base="micro:small" if METHODS[name].loss == "it" else None,
                 out=str(out / name),
                 **MICRO_SETTINGS,
                 method=METHODS[name],

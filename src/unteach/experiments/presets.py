@@ -18,7 +18,7 @@ _PAPER: dict[str, Any] = {"token_share": 1.0, "loops_every": None}
 _ADAMW = Method(optimizer="adamw", lr=3e-4, alpha=0.2, warmup=5, **_PAPER)
 METHODS = {
     "mt-nlul-kl": Method(),
-    "adamw-npo-kl": dataclasses.replace(_ADAMW, loss="npo", ratio="mean", alpha=1.0),
+    "adamw-npo-kl": dataclasses.replace(_ADAMW, loss="npo", loss_options={"ratio": "mean"}, alpha=1.0),
     "mt-nlul-kl-paper": Method(**_PAPER),
     "mt-nlul-qkl": Method(divergence="qkl_frozen", **_PAPER),
     "adamw-npo-sum-kl": dataclasses.replace(_ADAMW, loss="npo", alpha=1.0),
@@ -27,7 +27,7 @@ METHODS = {
     "adamw-nlul-kl": dataclasses.replace(_ADAMW, loss="nlul"),
 }
 """The first two are the demo; all but the first are as in the paper. AdamW's numbers suit the embedded model."""
-MICRO_SETTINGS: dict[str, Any] = {"general_tokens": 128, "wished_steps": 40, "max_steps": 200, "probes": 64}
+MICRO_SETTINGS: dict[str, Any] = {"general_tokens": 128, "expected_steps": 40, "max_steps": 200, "probes": 64}
 """What suits the embedded model: its context is short, and a demo should be."""
 
 

@@ -31,7 +31,7 @@ NEVER = "verbmem_f <= -1"
 EXAMPLES = 2
 """Outputs of each kind that a cell keeps."""
 T = TypeVar("T")
-_INPUTS = ("model", "documents", "general", "holdout", "reference", "questions", "incompetent")
+_INPUTS = ("model", "documents", "general", "holdout", "reference", "questions", "base")
 _WITHOUT_EFFECT = ("out", "device", "track", "micro_batch", "checkpoint_every", "keep_checkpoints", "save_dtype")
 
 
@@ -87,7 +87,7 @@ class Setup:
             from unteach.evaluation.command import hash_weights
             from unteach.models import find_folder
 
-            if kind in ("model", "reference", "incompetent"):
+            if kind in ("model", "reference", "base"):
                 found = hash_weights(find_folder(source, kind))
             elif kind == "questions":
                 found = hashlib.sha256(Path(source).read_bytes()).hexdigest()
@@ -107,7 +107,7 @@ class Setup:
         chosen = self.methods[method] if isinstance(method, str) else method
         losses = {chosen.loss, *(phase.loss for phase in changes.get("phases", ()))}
         if "it" in losses:
-            changes["incompetent"] = self.incompetent
+            changes["base"] = self.incompetent
         return dataclasses.replace(self.config, method=chosen, seed=seed, **changes)
 
     def configured_for_steps(self, method: str | Method, seed: int, steps: int, **changes: Any) -> ForgetConfig:
@@ -151,7 +151,7 @@ class Setup:
         """What keeps the scores of runs that start from the same model and measure the same passages."""
         own = config.model.startswith("micro:") and config.documents == "micro:forget"
         seed = None if own else config.seed  # those passages are the same for every seed
-        inputs = [self._hash(name, getattr(config, name)) for name in _INPUTS if name != "incompetent"]
+        inputs = [self._hash(name, getattr(config, name)) for name in _INPUTS if name != "base"]
         asks = "knowmem" in (config.stop.metric or "")  # the stop rule then needs other scores, the report the same
 
         def measured_once(name: str, compute: Callable[[], T]) -> T:

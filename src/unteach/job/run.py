@@ -25,10 +25,13 @@ from unteach.data import (
     tokenise,
 )
 from unteach.errors import InputError
+from unteach.evaluation.suite import evaluate
 from unteach.job.card import model_card
 from unteach.job.probes import Probes, run_probes
 from unteach.job.run_folder import MeasuredOnce, RunFolder, SharedScores
 from unteach.job.tracking import StepLog
+from unteach.method.losses import LOSSES
+from unteach.method.optimizers import OPTIMIZERS
 from unteach.models import context_length, load_model, rounding_loss, save_model, trainable_parameters
 from unteach.models.distributed import (
     from_first_rank,
@@ -45,8 +48,8 @@ from unteach.models.distributed import (
 from unteach.models.precision import HALF, resolved_precision
 from unteach.training.calibrate import calibrated, is_complete, measure, noise_warning
 from unteach.training.checkpoint import Checkpoints
-from unteach.training.loop import Outcome, unlearn
-from unteach.training.stopping import StopRule, parse_rule
+from unteach.training.loop import Outcome, Texts, unlearn
+from unteach.training.stopping import Search, StopRule, parse_rule
 
 __all__ = ["ForgetResult", "forget", "run_forget"]
 
@@ -79,8 +82,23 @@ class ForgetResult:
         skipped = ("model", "config", "out")
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in skipped}
         method = self.config.method
-        name = f"{'mt' if method.optimizer == 'mean_teacher' else 'adamw'}-{method.loss}-{method.divergence}"
+        name = f"{OPTIMIZERS[method.optimizer].label}-{method.loss}-{method.divergence}"
         return {"name": name, "seed": self.config.seed, "out": str(self.out)} | values
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What a job works with, loaded and read."""
+
+    model: Any
+    tokenizer: Any
+    documents: Documents
+    general: Documents
+    holdout: Documents | None = None
+    reference: Any = None
+    """A model that never saw the documents, whose recital the stop rule compares with."""
+    base: Any = None
+    """A model that never saw the documents, which the loss compares with."""
 
 
 def run_forget(
@@ -118,24 +136,16 @@ def run_forget(
         )
     documents, general, holdout = _read_all(config)
     model, tokenizer = _load(config.model, config)
-    reference = _load(config.reference, config)[0] if config.reference else None
-    device = config.resolved_device()
-    incompetent = load_model(config.incompetent, device=device)[0] if config.incompetent else None
-    return _forget(
-        model,
-        tokenizer,
-        documents,
-        general,
-        holdout,
-        config,
-        out,
-        reference,
-        incompetent,
-        resume=resume,
-        say=say,
-        shared=shared,
-        measurements=measurements,
+    inputs = Inputs(
+        model=model,
+        tokenizer=tokenizer,
+        documents=documents,
+        general=general,
+        holdout=holdout,
+        reference=_load(config.reference, config)[0] if config.reference else None,
+        base=load_model(config.base, device=config.resolved_device())[0] if config.base else None,
     )
+    return ForgetJob(inputs, config, out, resume=resume, say=say, shared=shared, measurements=measurements).run()
 
 
 def forget(
@@ -147,7 +157,7 @@ def forget(
     *,
     holdout: Sequence[str] | Documents | None = None,
     reference: Any = None,
-    incompetent: Any = None,
+    base: Any = None,
 ) -> ForgetResult:
     """Make a model forget documents, in place.
 
@@ -163,172 +173,234 @@ def forget(
             folder is written, whose saved model is a copy of that source with the changed weights.
         holdout: Texts like ``documents`` that the model never saw; None: a part of the general text.
         reference: A model that never saw the documents: the run stops when they are recited no better than by it.
-        incompetent: The model that the loss ``it`` pulls towards.
+        base: A model with the same tokenizer that never saw the documents, for losses that compare with it.
 
     Returns:
         Scores before and after (on passages that the stop rule did not use), how the run ended, and the model.
     """
     config = config or ForgetConfig(model=str(getattr(model, "name_or_path", "") or "model"))
-    if incompetent is None and "it" in {method.loss for method in (*config.phases, config.method)}:
-        raise InputError("incompetent is missing: the loss it pulls towards that model")
+    for method in (*config.phases, config.method):
+        if base is None and LOSSES[method.loss].base == "given":
+            raise InputError(f"base is missing: the loss {method.loss} compares with that model")
     model.eval()  # dropout would set student and teacher apart
-    general = general_text if general_text is not None else read_documents(EMBEDDED_GENERAL)
-
-    def as_documents(texts: Sequence[str] | Documents, name: str) -> Documents:
-        if isinstance(texts, Documents):
-            return texts
-        return Documents(name, list(texts), [f"{name} {n}" for n in range(1, len(texts) + 1)], [])
-
-    return _forget(
-        model,
-        tokenizer,
-        as_documents(documents, "documents"),
-        as_documents(general, "general text"),
-        None if holdout is None else as_documents(holdout, "holdout"),
-        config,
-        Path(config.out) if config.out else None,
-        reference,
-        incompetent,
+    inputs = Inputs(
+        model=model,
+        tokenizer=tokenizer,
+        documents=_as_documents(documents, "documents"),
+        general=read_documents(EMBEDDED_GENERAL) if general_text is None else _as_documents(general_text, "general"),
+        holdout=None if holdout is None else _as_documents(holdout, "holdout"),
+        reference=reference,
+        base=base,
     )
+    return ForgetJob(inputs, config, Path(config.out) if config.out else None).run()
 
 
-def _forget(
-    model: Any,
-    tokenizer: Any,
-    documents: Documents,
-    general_documents: Documents,
-    holdout: Documents | None,
-    config: ForgetConfig,
-    out: Path | None,
-    reference: Any,
-    incompetent: Any,
-    *,
-    resume: bool = False,
-    say: Callable[[str], None] | None = None,
-    shared: MeasuredOnce | None = None,
-    measurements: Collection[str] | None = None,
-) -> ForgetResult:
-    from unteach.evaluation.suite import evaluate
+def _as_documents(texts: Sequence[str] | Documents, name: str) -> Documents:
+    if isinstance(texts, Documents):
+        return texts
+    return Documents(name, list(texts), [f"{name} {n}" for n in range(1, len(texts) + 1)], [])
 
-    started = time.perf_counter()
-    say = (say or _print_to_stderr) if is_first_rank() else _say_nothing
-    max_tokens, general_tokens = config.lengths(context_length(model))
-    if len(general_documents) < FEWEST_GENERAL:
-        raise InputError(
-            f"general is {general_documents.name!r}: it has {len(general_documents)} documents, and at least "
-            f"{FEWEST_GENERAL} are needed, because some are set aside for measuring; cut a long text into several"
+
+class ForgetJob:
+    """One run from its inputs to its result; ``run`` reads top to bottom.
+
+    Args:
+        inputs: Models and texts.
+        config: Settings; numbers that are None are measured.
+        out: The run folder; None: nothing is kept.
+        resume: See ``run_forget``, as for the others.
+        say: Gets the lines for people.
+        shared: Keeps scores that several runs share.
+        measurements: What is measured before and after.
+    """
+
+    def __init__(
+        self,
+        inputs: Inputs,
+        config: ForgetConfig,
+        out: Path | None,
+        *,
+        resume: bool = False,
+        say: Callable[[str], None] | None = None,
+        shared: MeasuredOnce | None = None,
+        measurements: Collection[str] | None = None,
+    ) -> None:
+        self.inputs, self.config, self.out, self.resume = inputs, config, out, resume
+        self.say = (say or _print_to_stderr) if is_first_rank() else _say_nothing
+        self.shared, self.measurements = shared or SharedScores().measured_once, measurements
+        self.started = time.perf_counter()
+
+    def run(self) -> ForgetResult:
+        """Read, calibrate, measure, unlearn, measure again, save."""
+        self.read_texts()
+        self.parameters = _prepared(self.inputs.model, self.config)
+        if self.inputs.reference is not None and ranks() > 1:
+            _prepared(self.inputs.reference, self.config)
+        self.choose_numbers()
+        self.folder = RunFolder(self.out, self.resume, self.shared)
+        self.folder.write_config(self.config)
+        search = self.measure_start()
+        first = self.folder.scores("step_000000", self.evaluate_final, self.config, 0)
+        outcome = self.unlearn(search)
+        last = self.folder.scores(f"step_{outcome.step:06d}", self.evaluate_final, self.config, outcome.step)
+        result = ForgetResult(
+            model=self.inputs.model,
+            out=self.out,
+            steps=outcome.step,
+            stop={"rule": outcome.rule, "reason": outcome.reason, "step": outcome.step},
+            before=dict(first),
+            after=dict(last),
+            counts=self.counts,
+            seconds=time.perf_counter() - self.started,
+            config=self.config,
         )
-    tokens = tokenise(documents, tokenizer, mode=config.document_mode, max_tokens=max_tokens)
-    kept, heldout = general_documents.set_aside(
-        min(HELDOUT_GENERAL, len(general_documents) // FEWEST_GENERAL), config.seed
-    )
-    general = GeneralText(kept, tokenizer, tokens=general_tokens, seed=config.seed, exclude=documents)
-    forget_batches = ForgetBatches(tokens, config.seed)
-    counts = {"forget": tokens.counts, "general": general.counts}
-    say(f"forget:  {tokens.summary()}")
-    say(f"general: {general.summary()}")
+        if self.out is not None:
+            self.save(self.out, result, last.notes)
+        self.folder.clean_up()
+        return result
 
-    try:
-        probes = run_probes(tokenizer, documents, holdout, heldout, config, max_tokens)
-    except ValueError as error:  # no passage can be cut from what was given
-        raise InputError(f"documents is {documents.name!r}: {error}") from None
-    if config.stop.metric:
-        parse_rule(config.stop.metric, probes.names())  # a wrong rule is refused before any work
-    parameters = _prepared(model, config)
-    if reference is not None and ranks() > 1:
-        _prepared(reference, config)
-    if not all(is_complete(method) for method in (*config.phases, config.method)):  # only at the start of a run
-        measured = measure(model, list(parameters.values()), forget_batches, general, config)
-        method = calibrated(config.method, measured, config.wished_steps)
-        phases = tuple(calibrated(phase, measured, config.wished_steps) for phase in config.phases)
-        config = dataclasses.replace(config, method=method, phases=phases)
-        say(
-            f"measured: loss {measured.loss:.3g}, gradient norm {measured.gradient_norm:.3g}, curvature "
-            f"{measured.curvature:.3g}; so alpha {method.alpha:.3g}, lr {method.lr:.3g}"
-            + (f", teacher rate {method.teacher_rate:.3g}, damping {method.damping:.3g}" if method.teacher_rate else "")
+    def read_texts(self) -> None:
+        """Tokenise the documents and the general text, and cut the passages that will be measured."""
+        inputs, config = self.inputs, self.config
+        max_tokens, general_tokens = config.lengths(context_length(inputs.model))
+        if len(inputs.general) < FEWEST_GENERAL:
+            raise InputError(
+                f"general is {inputs.general.name!r}: it has {len(inputs.general)} documents, and at least "
+                f"{FEWEST_GENERAL} are needed, because some are set aside for measuring; cut a long text into several"
+            )
+        tokens = tokenise(inputs.documents, inputs.tokenizer, mode=config.document_mode, max_tokens=max_tokens)
+        kept, heldout = inputs.general.set_aside(
+            min(HELDOUT_GENERAL, len(inputs.general) // FEWEST_GENERAL), config.seed
         )
-    noise = None if resume else noise_warning(model, list(parameters.values()), forget_batches, general, config)
-    if noise:
-        say(noise)
+        general = GeneralText(kept, inputs.tokenizer, tokens=general_tokens, seed=config.seed, exclude=inputs.documents)
+        self.texts = Texts(ForgetBatches(tokens, config.seed), general)
+        self.counts = {"forget": tokens.counts, "general": general.counts}
+        self.say(f"forget:  {tokens.summary()}")
+        self.say(f"general: {general.summary()}")
+        try:
+            self.probes = run_probes(inputs.tokenizer, inputs.documents, inputs.holdout, heldout, config, max_tokens)
+        except ValueError as error:  # no passage can be cut from what was given
+            raise InputError(f"documents is {inputs.documents.name!r}: {error}") from None
+        if config.stop.metric:
+            parse_rule(config.stop.metric, self.probes.names())  # a wrong rule is refused before any work
 
-    options: dict[str, Any] = {"seed": config.seed, "progress": None if is_first_rank() else False}
+    def choose_numbers(self) -> None:
+        """Measure the numbers of the method that are not given, and whether rounding would hide the first steps."""
+        config = self.config
+        parameters: list[torch.Tensor] = list(self.parameters.values())
+        texts = self.texts
+        if not all(is_complete(method) for method in (*config.phases, config.method)):  # only at the start of a run
+            measured = measure(self.inputs.model, parameters, texts.forget, texts.general, config)
+            method = calibrated(config.method, measured, config.expected_steps)
+            phases = tuple(calibrated(phase, measured, config.expected_steps) for phase in config.phases)
+            self.config = config = dataclasses.replace(config, method=method, phases=phases)
+            teacher = f", teacher rate {method.teacher_rate:.3g}" if method.teacher_rate else ""
+            damping = f", damping {method.damping:.3g}" if method.damping and method.teacher_rate else ""
+            self.say(
+                f"measured: loss {measured.loss:.3g}, gradient norm {measured.gradient_norm:.3g}, curvature "
+                f"{measured.curvature:.3g}; so alpha {method.alpha:.3g}, lr {method.lr:.3g}{teacher}{damping}"
+            )
+        if not self.resume:
+            warning = noise_warning(self.inputs.model, parameters, texts.forget, texts.general, config)
+            if warning:
+                self.say(warning)
 
-    def evaluate_stop(step: int) -> Mapping[str, float]:
-        scores = from_first_rank(evaluate(model, tokenizer, probes.stop, **options))
-        say(f"step {step}: " + ", ".join(f"{name} {value:.4g}" for name, value in scores.items()))
+    def measure_start(self) -> Search:
+        """Measure what the stop rule compares with, and begin the search for the model that meets it."""
+        inputs, config = self.inputs, self.config
+        before = self.folder.remember(
+            "before", lambda: _scores_before(inputs.model, inputs.tokenizer, self.probes, self.options)
+        )
+        self.say("before: " + ", ".join(f"{name} {value:.4g}" for name, value in before.items()))
+        reference_stop, self.reference_scores = None, None
+        if inputs.reference is not None:
+            reference_stop = self.folder.remember(
+                "reference",
+                lambda: dict(evaluate(inputs.reference, inputs.tokenizer, self.probes.stop, **self.options)),
+            )
+            self.reference_scores = self.folder.scores(
+                "reference",
+                lambda: evaluate(
+                    inputs.reference,
+                    inputs.tokenizer,
+                    self.probes.final,
+                    measurements=self.measurements,
+                    **self.options,
+                ),
+                config,
+                None,
+            )
+        rule = _stop_rule(config, before, reference_stop)
+        self.say(f"stops at {rule}")
+        return Search(
+            rule,
+            before,
+            every=config.evaluate_every,
+            last=config.max_steps,
+            utility_floor=config.stop.utility_floor,
+        )
+
+    def unlearn(self, search: Search) -> Outcome:
+        """Run the loop, with a log, checkpoints and a way to pause."""
+        config = self.config
+        begun = from_first_rank(self.resume and (self.folder.path / "metrics.jsonl").exists())  # else before step 1
+        log = StepLog(self.folder.path, config, self.say) if is_first_rank() else None
+        with _catching_signals() as paused, log or nullcontext():
+            outcome = unlearn(
+                self.inputs.model,
+                self.parameters,
+                self.texts,
+                config,
+                search=search,
+                evaluate=self.evaluate_stop,
+                checkpoints=Checkpoints(self.folder.path / "checkpoints", config.keep_checkpoints),
+                base=self.inputs.base,
+                log=log.add if log else _say_nothing,
+                rewind=log.rewind if log else _say_nothing,
+                paused=paused,
+                resume=begun,
+            )
+        self.say(f"stopped after {outcome.step} steps: {outcome.reason}")
+        if outcome.rule == "max_steps" and config.method.alpha is not None:
+            harder = f"--alpha {3 * config.method.alpha:.2g}"
+            self.say(f"for more, start again with a larger --max-steps, or pull harder: {harder}")
+        return outcome
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """How every evaluation of this run is made."""
+        return {"seed": self.config.seed, "progress": None if is_first_rank() else False}
+
+    def evaluate_stop(self, step: int) -> Mapping[str, float]:
+        """What the stop rule looks at."""
+        scores = from_first_rank(evaluate(self.inputs.model, self.inputs.tokenizer, self.probes.stop, **self.options))
+        self.say(f"step {step}: " + ", ".join(f"{name} {value:.4g}" for name, value in scores.items()))
         return scores
 
-    folder = RunFolder(out, resume, shared or SharedScores().measured_once)
-    folder.write_config(config)
-    before = folder.remember("before", lambda: _scores_before(model, tokenizer, probes, options))
-    say("before: " + ", ".join(f"{name} {value:.4g}" for name, value in before.items()))
-    reference_stop = reference_final = None
-    if reference is not None:
-        reference_stop = folder.remember(
-            "reference", lambda: dict(evaluate(reference, tokenizer, probes.stop, **options))
-        )
-        reference_final = folder.scores(
-            "reference",
-            lambda: evaluate(reference, tokenizer, probes.final, measurements=measurements, **options),
-            config,
-            None,
-        )
-    rule = _stop_rule(config, before, reference_stop)
-    say(f"stops at {rule}")
-
-    def evaluate_final() -> Any:
+    def evaluate_final(self) -> Any:
+        """Everything that the report shows, on passages that the stop rule did not use."""
         return evaluate(
-            model, tokenizer, probes.final, reference_scores=reference_final, measurements=measurements, **options
+            self.inputs.model,
+            self.inputs.tokenizer,
+            self.probes.final,
+            reference_scores=self.reference_scores,
+            measurements=self.measurements,
+            **self.options,
         )
 
-    first = folder.scores("step_000000", evaluate_final, config, 0)
-    begun = from_first_rank(resume and (folder.path / "metrics.jsonl").exists())  # else it ended before its first step
-    log = StepLog(folder.path, config, say) if is_first_rank() else None
-    with _catching_signals() as paused, log or nullcontext():
-        outcome: Outcome = unlearn(
-            model,
-            parameters,
-            forget_batches,
-            general,
-            config,
-            evaluate=evaluate_stop,
-            rule=rule,
-            before=before,
-            checkpoints=Checkpoints(folder.path / "checkpoints", config.keep_checkpoints),
-            incompetent=incompetent,
-            log=log.add if log else _say_nothing,
-            rewind=log.rewind if log else _say_nothing,
-            paused=paused,
-            resume=begun,
-        )
-    say(f"stopped after {outcome.step} steps: {outcome.reason}")
-    if outcome.rule == "max_steps" and config.method.alpha is not None:
-        say(f"for more, start again with a larger --max-steps, or pull harder: --alpha {3 * config.method.alpha:.2g}")
-    last = folder.scores(f"step_{outcome.step:06d}", evaluate_final, config, outcome.step)
-    result = ForgetResult(
-        model=model,
-        out=out,
-        steps=outcome.step,
-        stop={"rule": outcome.rule, "reason": outcome.reason, "step": outcome.step},
-        before=dict(first),
-        after=dict(last),
-        counts=counts,
-        seconds=time.perf_counter() - started,
-        config=config,
-    )
-    if out is not None:
+    def save(self, out: Path, result: ForgetResult, notes: Sequence[str]) -> None:
+        """Write the model with its card, and ``result.json``."""
+        config = self.config
         card = model_card(
             base_model=config.model,
             method=dataclasses.asdict(config.method),
             settings={name: value for name, value in dataclasses.asdict(config).items() if name != "method"},
-            data=counts,
-            scores={"before": dict(first), "after": dict(last)},
-            notes=[outcome.reason, *last.notes],
+            data=self.counts,
+            scores={"before": result.before, "after": result.after},
+            notes=[result.stop["reason"], *notes],
         )
-        say(_save(model, parameters, tokenizer, config, out / "model", card))
-        folder.write_json("result.json", result.to_dict())
-    folder.clean_up()
-    return result
+        self.say(_save(self.inputs.model, self.parameters, self.inputs.tokenizer, config, out / "model", card))
+        self.folder.write_json("result.json", result.to_dict())
 
 
 def _save(model: Any, parameters: Mapping[str, Any], tokenizer: Any, config: ForgetConfig, out: Path, card: str) -> str:
@@ -408,8 +480,6 @@ def _read_all(config: ForgetConfig) -> tuple[Documents, Documents, Documents | N
 
 def _scores_before(model: Any, tokenizer: Any, probes: Probes, options: dict[str, Any]) -> dict[str, float]:
     """What every evaluation will measure, on the same passages, and the recital of never-seen documents."""
-    from unteach.evaluation.suite import evaluate
-
     scores = dict(evaluate(model, tokenizer, probes.stop, **options))
     unseen = evaluate(model, tokenizer, probes.start, measurements=["verbmem_holdout"], **options)
     return scores | {"verbmem_holdout": unseen["verbmem_holdout"]}

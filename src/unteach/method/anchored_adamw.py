@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unteach.method.shards import global_norm, local_part, reshard_gathered_modules
+from unteach.method.shards import global_norm, local_part, other_weights
 
 __all__ = ["AnchoredAdamW"]
 
@@ -72,19 +72,10 @@ class AnchoredAdamW(torch.optim.AdamW):
         """Let the module compute with the frozen initial weights; see ``MeanTeacher.teacher_weights``."""
         if self._inside_teacher_weights:
             raise RuntimeError("teacher_weights() was called inside teacher_weights(): leave it first")
-        teacher = [local_part(value) for value in self._frozen()]
         self._inside_teacher_weights = True
         try:
-            with torch.no_grad():
-                reshard_gathered_modules(self._parameters())
-                values = [local_part(p.detach()) for p in self._parameters()]
-                student = [value.clone() for value in values]
-                torch._foreach_copy_(values, teacher)
-                try:
-                    yield
-                finally:
-                    torch._foreach_copy_(values, student)
-                    reshard_gathered_modules(self._parameters())
+            with other_weights(self._parameters(), self._frozen()):
+                yield
         finally:
             self._inside_teacher_weights = False
 

@@ -22,7 +22,8 @@ from torch import Tensor
 
 __all__ = ["DIVERGENCES", "Divergence", "divergence", "mean_over_rows", "quadratic_damping"]
 
-RowFunction = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+RowFunction = Callable[..., tuple[Tensor, Tensor]]
+"""``(h [N,V], others...) -> (value [N], gradient in h [N,V])``; what the others are is up to who calls it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,27 +147,33 @@ def qkl_frozen_rows(student: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor]:
     return 0.5 * (gradient * deviation).sum(-1), gradient
 
 
-def mean_over_rows(rows: RowFunction, student: Tensor, teacher: Tensor) -> Tensor:
-    """Mean of a row function over its rows [N,V], with the closed-form gradient in ``student``."""
-    return _MeanOverRows.apply(rows, student, teacher.detach())
+def mean_over_rows(rows: RowFunction, logits: Tensor, *others: Tensor) -> Tensor:
+    """Mean of a row function over its rows of ``logits`` [N,V], with its gradient; the others are constants.
+
+    Args:
+        rows: See ``RowFunction``.
+        logits: h, the student's.
+        *others: What the row function takes besides: other logits [N,V], labels [N].
+    """
+    return _MeanOverRows.apply(rows, logits, *(other.detach() for other in others))
 
 
 class _MeanOverRows(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, rows: RowFunction, student: Tensor, teacher: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
-        dtype = compute_dtype(student, teacher)
-        value, gradient = rows(student.to(dtype), teacher.to(dtype))
-        ctx.dtype = student.dtype
+    def forward(ctx, rows: RowFunction, student: Tensor, *others: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
+        dtype = compute_dtype(student, *others)
+        value, gradient = rows(student.to(dtype), *(x.to(dtype) if x.is_floating_point() else x for x in others))
+        ctx.dtype, ctx.others = student.dtype, len(others)
         ctx.save_for_backward(gradient)
         return value.mean()
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx, upstream: Tensor) -> tuple[None, Tensor, None]:  # type: ignore[no-untyped-def]
+    def backward(ctx, upstream: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[no-untyped-def]
         (gradient,) = ctx.saved_tensors
         largest = torch.finfo(ctx.dtype).max  # QKL's gradient can pass float16's range: saturate, never infinity
         gradient = (gradient * (upstream / gradient.shape[0])).clamp_(-largest, largest)
-        return None, gradient.to(ctx.dtype), None
+        return None, gradient.to(ctx.dtype), *[None] * ctx.others
 
 
 def _centred(difference: Tensor, log_weights: Tensor) -> Tensor:

@@ -4,9 +4,9 @@ LL, NPO and NLUL see the logits of a token only through its *log-odds* z = log p
 log p_y = log σ(z) and log(1 - p_y) = log σ(-z). Written so, both are exact in float32 whether p_y is 1e-30 or so close
 to 1 that 1 - p_y rounds to zero, and so are their gradients; nothing overflows and no tolerance is needed.
 
-To add a loss, write one function here with its definition in the docstring, decorate it, and give it a hand-computed
-case in ``tests/test_losses.py`` (a test fails without one). Names, help, configuration checks and the tests that run
-over all losses follow from the registry.
+To add a loss, write one function here with its definition in the docstring, decorate it with ``register``, and give it
+a hand-computed case in ``tests/method/test_losses.py`` (a test fails without one). Names, help, configuration checks,
+the command and the tests that run over all losses follow from the registry.
 
 Shapes: B sequences, T positions, V vocabulary entries, N real tokens (the True entries of the mask).
 Symbols: h ``logits``, y ``labels``, p = softmax(h), π_base given by ``base_logits``.
@@ -14,24 +14,26 @@ Symbols: h ``logits``, y ``labels``, p = softmax(h), π_base given by ``base_log
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from unteach.method.divergences import (
-    DIVERGENCES,
+    RowFunction,
     check_logits,
     check_same_logits,
     compute_dtype,
+    kl_rows,
     mean_over_rows,
 )
 
-__all__ = ["LOSSES", "ForgetLoss", "forget_loss", "token_log_odds"]
+__all__ = ["LOSSES", "ForgetLoss", "forget_loss", "register", "token_log_odds"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,34 +44,114 @@ class ForgetLoss:
     equation: str
     """The definition as printed in docs and ``--help``."""
     function: Callable[..., Tensor]
-    """``(logits, labels, mask, *, [base_logits,] **hyper) -> scalar``."""
-    needs_base: bool
-    """Whether ``base_logits`` must be given."""
-    log_odds_only: bool
-    """Whether the loss depends on logits through the label's log-odds alone (not through the other probabilities)."""
+    """``(logits, labels, mask, *, [base_logits,] **hyper) -> scalar``; for ``reads="hidden"``, ``(hidden, *,
+    [base_hidden,] layer, **hyper) -> scalar``."""
+    reads: Literal["log_odds", "logits", "hidden"]
+    """What it sees of the model: the labels' log-odds alone, all logits of a token, or a layer's hidden states."""
+    base: Literal["initial", "given"] | None
+    """Which other model it compares with: the model before unlearning, one that is given (``--base``), or none."""
+    rows: RowFunction | None = None
+    """``reads="logits"``: ``(logits [N,V], labels [N], [base_logits [N,V],] **hyper) -> (value, gradient)``."""
+
+    @property
+    def needs_base(self) -> bool:
+        """Whether ``base_logits`` (or ``base_hidden``) must be given."""
+        return self.base is not None
 
     @property
     def hyper(self) -> dict[str, Any]:
         """Hyper-parameters and their defaults, read from the signature."""
-        parameters = inspect.signature(self.function).parameters.values()
-        return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != "base_logits"}
+        parameters = inspect.signature(self.rows or self.function).parameters.values()
+        given = ("base_logits", "base_hidden")
+        return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in given}
+
+    def unknown(self, hyper: Iterable[str]) -> list[str]:
+        """A line for each name that is no hyper-parameter of this loss."""
+        known = self.hyper
+        allowed = ", ".join(known) or "none"
+        return [
+            f"forget loss {self.name!r} has no hyper-parameter {name!r}: allowed are {allowed}"
+            for name in hyper
+            if name not in known
+        ]
+
+    def problems(self, hyper: Mapping[str, Any]) -> list[str]:
+        """What is wrong with hyper-parameters, one line each; the loss itself is asked, with two tokens of three."""
+        wrong = self.unknown(hyper)
+        for name, default in self.hyper.items():
+            kind = (int, float) if isinstance(default, float) else type(default)
+            if name in hyper and default is not inspect.Parameter.empty and not isinstance(hyper[name], kind):
+                wrong.append(f"{name} is {hyper[name]!r}: it must be of the kind of {default!r}")
+            elif name not in hyper and default is inspect.Parameter.empty:
+                wrong.append(f"{name} is missing: forget loss {self.name!r} needs it")
+        if wrong:
+            return wrong
+        logits = torch.zeros(1, 2, 3)
+        labels, mask = torch.zeros(1, 2, dtype=torch.int64), torch.ones(1, 2, dtype=torch.bool)
+        try:
+            if self.reads == "hidden":
+                self.function(logits[0], **({"base_hidden": logits[0]} if self.base else {}), **hyper)
+            else:
+                self.function(logits, labels, mask, **({"base_logits": logits} if self.base else {}), **hyper)
+        except ValueError as error:
+            return [str(error)]
+        return []
 
 
 LOSSES: dict[str, ForgetLoss] = {}
 
 
-def _register(name: str, equation: str, *, needs_base: bool = False, log_odds_only: bool = True) -> Callable:
-    def add(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        LOSSES[name] = ForgetLoss(
-            name=name,
-            equation=equation,
-            function=function,
-            needs_base=needs_base,
-            log_odds_only=log_odds_only,
-        )
+def register(
+    name: str,
+    equation: str,
+    *,
+    reads: Literal["log_odds", "logits", "hidden"] = "log_odds",
+    base: Literal["initial", "given"] | None = None,
+    closed_form: bool = False,
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Add the decorated function to ``LOSSES``: ``unteach forget --loss NAME --loss-options KEY=VALUE`` then runs it.
+
+    Args:
+        name: Its name in the registry, the configuration and the command line.
+        equation: Its definition, for people.
+        reads: ``"log_odds"``: ``function(logits, labels, mask, *, [base_logits,] **hyper)`` that depends on logits
+            through the labels' log-odds alone; it may look at whole sequences. ``"logits"``: a row function
+            ``function(logits [N,V], labels [N], [base_logits [N,V],] *, **hyper)`` that returns the loss of each token
+            [N]; the loss is its mean over tokens, computed in chunks. ``"hidden"``: ``function(hidden [N,D], *,
+            [base_hidden [N,D],] layer, **hyper)`` of the hidden states behind the decoder block number ``layer``.
+        base: Which other model's log-odds, logits or hidden states it needs, see ``ForgetLoss.base``.
+        closed_form: The row function returns a pair, the loss of each token and its gradient in the logits [N,V]:
+            faster than autograd, and exact where that is not.
+    """
+
+    def add(function: Callable[..., Any]) -> Callable[..., Any]:
+        rows = None if reads != "logits" else function if closed_form else _with_gradient(function)
+        whole = function if rows is None else functools.partial(_mean_loss, rows)
+        LOSSES[name] = ForgetLoss(name=name, equation=equation, function=whole, reads=reads, base=base, rows=rows)
         return function
 
     return add
+
+
+def _with_gradient(values: Callable[..., Tensor]) -> RowFunction:
+    """The row function that gives the gradient too, by autograd."""
+
+    @functools.wraps(values)
+    def rows(logits: Tensor, *others: Tensor, **hyper: Any) -> tuple[Tensor, Tensor]:
+        with torch.enable_grad():
+            leaf = logits.detach().requires_grad_()
+            found = values(leaf, *others, **hyper)
+            (gradient,) = torch.autograd.grad(found.sum(), leaf)
+        return found.detach(), gradient
+
+    return torch.compiler.disable(rows)
+
+
+def _mean_loss(
+    rows: RowFunction, logits: Tensor, labels: Tensor, mask: Tensor, base_logits: Tensor | None = None, **hyper: Any
+) -> Tensor:
+    others = [labels[mask], *([] if base_logits is None else [base_logits[mask]])]
+    return mean_over_rows(functools.partial(rows, **hyper), logits[mask], *others)
 
 
 def forget_loss(
@@ -97,9 +179,10 @@ def forget_loss(
     if name not in LOSSES:
         raise ValueError(f"unknown forget loss {name!r}: choose one of {', '.join(LOSSES)}")
     loss = LOSSES[name]
-    for unknown in hyper.keys() - loss.hyper.keys():
-        allowed = ", ".join(loss.hyper) or "none"
-        raise ValueError(f"forget loss {name!r} has no hyper-parameter {unknown!r}: allowed are {allowed}")
+    for unknown in loss.unknown(hyper):
+        raise ValueError(unknown)
+    if loss.reads == "hidden":
+        raise ValueError(f"forget loss {name!r} reads hidden states: call LOSSES[{name!r}].function with them")
     check_logits(logits, mask)
     _check_labels(labels, mask, logits.shape[-1])
     if not loss.needs_base:
@@ -110,7 +193,7 @@ def forget_loss(
     return loss.function(logits, labels, mask, base_logits=base_logits, **hyper)
 
 
-@_register("ll", "mean_t log p_y")
+@register("ll", "mean_t log p_y")
 def ll(logits: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
     """Log-likelihood ("gradient ascent"): ℓ_LL(h; y) = log p_y.
 
@@ -120,7 +203,7 @@ def ll(logits: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
     return logsigmoid(token_log_odds(logits[mask], labels[mask])).mean()
 
 
-@_register("npo", "Σ_s -(2/β) log σ(-β R_s) / Σ_s |s|,  R_s = Σ_t log p_y - log π_base(y)", needs_base=True)
+@register("npo", "Σ_s -(2/β) log σ(-β R_s) / Σ_s |s|,  R_s = Σ_t log p_y - log π_base(y)", base="initial")
 def npo(
     logits: Tensor,
     labels: Tensor,
@@ -164,17 +247,17 @@ def npo(
     return loss.sum() / lengths.sum()
 
 
-@_register("it", "mean_t KL(p ‖ p_base)", needs_base=True, log_odds_only=False)
-def it(logits: Tensor, labels: Tensor, mask: Tensor, *, base_logits: Tensor) -> Tensor:
+@register("it", "mean_t KL(p ‖ p_base)", reads="logits", base="given", closed_form=True)
+def it(logits: Tensor, labels: Tensor, base_logits: Tensor) -> tuple[Tensor, Tensor]:
     """Incompetent teacher: ℓ_IT(h; y) = KL(softmax(h) ‖ softmax(h_it)).
 
     ``base_logits`` are h_it, the logits of a smaller model that never memorised the text; ``labels`` are not used. All
     equal, they are the uniform teacher of the "mismatch" loss.
     """
-    return mean_over_rows(DIVERGENCES["kl"].rows, logits[mask], base_logits[mask])
+    return kl_rows(logits, base_logits)
 
 
-@_register("nlul", "mean_t -log(1 - p_y)")
+@register("nlul", "mean_t -log(1 - p_y)")
 def nlul(logits: Tensor, labels: Tensor, mask: Tensor, *, tolerance: float = 0.0) -> Tensor:
     """Negative log-unlikelihood: ℓ_NLUL(h; y) = -log(1 - p_y), the paper's loss.
 

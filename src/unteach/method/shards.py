@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
-__all__ = ["global_norm", "is_sharded", "local_part", "reshard_gathered_modules"]
+__all__ = ["global_norm", "is_sharded", "local_part", "other_weights", "reshard_gathered_modules"]
 
 
 def is_sharded(tensor: Tensor) -> bool:
@@ -61,3 +62,18 @@ def reshard_gathered_modules(parameters: Iterable[Tensor]) -> None:
     for module in list(_module_state_mapping):
         if isinstance(module, FSDPModule):
             module.reshard()
+
+
+@contextmanager
+def other_weights(parameters: Sequence[Tensor], values: Sequence[Tensor]) -> Iterator[None]:
+    """Let a module compute with other values of its parameters; on leaving, even by an exception, the own are back."""
+    with torch.no_grad():
+        reshard_gathered_modules(parameters)
+        places = [local_part(p.detach()) for p in parameters]
+        own = [place.clone() for place in places]
+        torch._foreach_copy_(places, [local_part(value) for value in values])
+        try:
+            yield
+        finally:
+            torch._foreach_copy_(places, own)
+            reshard_gathered_modules(parameters)

@@ -25,7 +25,15 @@ from torch import Tensor
 
 from unteach.method.divergences import RowFunction, compute_dtype
 
-__all__ = ["Head", "chunks_as_on", "fused_rows", "mean_divergence", "product_in_float32", "token_log_odds"]
+__all__ = [
+    "Head",
+    "chunks_as_on",
+    "fused_rows",
+    "mean_divergence",
+    "mean_token_loss",
+    "product_in_float32",
+    "token_log_odds",
+]
 
 CHUNK_LOGITS = {"cpu": 2**24, "cuda": 2**26}
 """Logits held at once (64 and 256 MB in float32), at most: rows per chunk are this divided by V."""
@@ -134,7 +142,29 @@ def mean_divergence(
     Returns:
         A scalar in float32 or float64, differentiable once in ``hidden`` and the student's head.
     """
-    return _MeanDivergence.apply(hidden, head.weight, head.bias, rows, head, teacher_hidden.detach(), teacher_head)
+    return _MeanOfRows.apply(hidden, head.weight, head.bias, rows, head, None, teacher_hidden.detach(), teacher_head)
+
+
+def mean_token_loss(
+    rows: RowFunction,
+    hidden: Tensor,
+    head: Head,
+    labels: Tensor,
+    base_hidden: Tensor | None = None,
+    base_head: Head | None = None,
+) -> Tensor:
+    """Mean over tokens of a loss's ``rows``: ``(logits, labels[, base_logits])`` to values and gradients.
+
+    Args:
+        rows: ``LOSSES[name].rows``, its hyper-parameters given.
+        hidden: The student's last hidden states [N,D].
+        head: The student's LM head.
+        labels: y [N].
+        base_hidden: Those of the model that the loss compares with [N,D'], a constant.
+        base_head: That model's head.
+    """
+    base_hidden = None if base_hidden is None else base_hidden.detach()
+    return _MeanOfRows.apply(hidden, head.weight, head.bias, rows, head, labels, base_hidden, base_head)
 
 
 def product_in_float32(a: Tensor, b: Tensor) -> Tensor:
@@ -220,7 +250,7 @@ class _TokenLogOdds(torch.autograd.Function):
         return gradients.hidden, gradients.weight, gradients.bias, None, None
 
 
-class _MeanDivergence(torch.autograd.Function):
+class _MeanOfRows(torch.autograd.Function):
     @staticmethod
     def forward(  # type: ignore[no-untyped-def]
         ctx,
@@ -229,27 +259,31 @@ class _MeanDivergence(torch.autograd.Function):
         bias: Tensor | None,
         rows: RowFunction,
         head: Head,
-        teacher_hidden: Tensor,
-        teacher_head: Head,
+        labels: Tensor | None,
+        other_hidden: Tensor | None,
+        other_head: Head | None,
     ) -> Tensor:
         dtype = _product_dtype(hidden)
         with _plain(hidden):
             rounded, operand = head.rounded(dtype), hidden.detach().to(dtype)
-            shared = _same_head(head, teacher_head)
-            teacher_rounded = rounded if shared else teacher_head.rounded(dtype)
+            shared = other_head is not None and _same_head(head, other_head)
+            other_rounded = rounded if shared or other_head is None else other_head.rounded(dtype)
             gradients = _Gradients(operand, rounded, (hidden, weight, bias), ctx.needs_input_grad)
             total = hidden.new_zeros((), dtype=compute_dtype(hidden))
             for chunk in _chunks(hidden, head):
-                teacher_logits = teacher_rounded.logits(teacher_hidden[chunk].to(dtype))
-                if shared:
-                    difference = hidden[chunk].to(total.dtype) - teacher_hidden[chunk].to(total.dtype)
+                others = [] if labels is None else [labels[chunk]]
+                if other_hidden is not None:
+                    others.append(other_rounded.logits(other_hidden[chunk].to(dtype)))
+                if shared and other_hidden is not None:
+                    difference = hidden[chunk].to(total.dtype) - other_hidden[chunk].to(total.dtype)
                     moved, factor = _rounded(difference, dtype)
                     logits = _divided(product_in_float32(moved, rounded.weight.T), factor)
-                    logits = logits.mul_(head.scale).add_(teacher_logits)
+                    logits = logits.mul_(head.scale).add_(others[-1])
                 else:
                     logits = rounded.logits(operand[chunk])
-                    teacher_logits = teacher_logits.to(logits.dtype)
-                value, *gradient = _run(_divergence_chunk, logits, teacher_logits, rows, head.scale, head.cap, dtype)
+                    if other_hidden is not None:
+                        others[-1] = others[-1].to(logits.dtype)
+                value, *gradient = _run(_rows_chunk, logits, rows, head.scale, head.cap, dtype, *others)
                 total += value
                 if any(ctx.needs_input_grad[:3]):
                     gradients.add(chunk, *gradient)
@@ -261,7 +295,7 @@ class _MeanDivergence(torch.autograd.Function):
     def backward(ctx, upstream: Tensor):  # type: ignore[no-untyped-def]
         factor = upstream / ctx.tokens
         scaled = (None if gradient is None else gradient * factor.to(gradient.dtype) for gradient in ctx.gradients)
-        return *scaled, None, None, None, None
+        return *scaled, None, None, None, None, None
 
 
 def _log_odds_chunk(
@@ -292,11 +326,11 @@ def _log_odds_chunk(
     return log_odds, *_rounded(_before_cap(gradient, given, scale, cap), dtype)
 
 
-def _divergence_chunk(
-    logits: Tensor, teacher_logits: Tensor, rows: RowFunction, scale: float, cap: float | None, dtype: torch.dtype
+def _rows_chunk(
+    logits: Tensor, rows: RowFunction, scale: float, cap: float | None, dtype: torch.dtype, *others: Tensor
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Sum of a chunk's divergences, and the gradient [n,V] of that sum in x Wᵀ + b, rounded."""
-    value, gradient = rows(logits, teacher_logits)
+    """Sum of a row function over a chunk, and the gradient [n,V] of that sum in x Wᵀ + b, rounded."""
+    value, gradient = rows(logits, *others)
     return value.sum(), *_rounded(_before_cap(gradient, logits, scale, cap), dtype)
 
 

@@ -18,6 +18,7 @@ import torch
 
 from unteach.config import ForgetConfig, Method
 from unteach.errors import InputError
+from unteach.method.losses import LOSSES
 from unteach.method.mean_teacher import BUCKET_ELEMENTS
 from unteach.models import context_length
 from unteach.models.folder import check_folder, find_folder, stored_tensors
@@ -189,7 +190,7 @@ class _Run:
 
     def __init__(self, config: ForgetConfig, device: torch.device, ranks: int, available: int | None) -> None:
         self.ranks, self.available = ranks, available
-        names = {"model": config.model, "reference": config.reference, "incompetent": config.incompetent}
+        names = {"model": config.model, "reference": config.reference, "base": config.base}
         self.folders: dict[str, Path] = {}
         problems: list[str] = []
         for option, name in names.items():
@@ -236,7 +237,7 @@ class _Run:
             general_rows, general_length, in_general, method.divergence, checkpointed=checkpointed
         )
         reading = student.reading(general_rows, general_length, in_general)
-        base = self.others.get("incompetent") if method.loss == "it" else None
+        base = self.others.get("base") if LOSSES[method.loss].rows is not None else None
         to_base, base_width = ("kl", base.width) if base else (None, None)
         forget = student.student_pass(
             forget_rows, forget_length, in_forget, to_base, base_width, checkpointed=checkpointed
@@ -252,7 +253,7 @@ class _Run:
         stepping = exchange
         if adamw:  # on a GPU in one kernel, in place
             stepping = 0 if self.device.type == "cuda" else 2 * FLOAT * largest
-        divided = {option: 1 if option == "incompetent" else self.ranks for option in self.others}
+        divided = {option: 1 if option == "base" else self.ranks for option in self.others}
         standing = {
             "weights": FLOAT * student.parameters // self.ranks,
             **{f"{name} model's weights": FLOAT * m.parameters // divided[name] for name, m in self.others.items()},

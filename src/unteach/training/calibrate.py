@@ -19,9 +19,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,26 +28,15 @@ from torch import Tensor
 from unteach.config import ForgetConfig, Method
 from unteach.data import ForgetBatches, GeneralText
 from unteach.errors import InputError
+from unteach.method.optimizers import OPTIMIZERS
 from unteach.method.shards import global_norm, local_part
-from unteach.method.vocab_head import Head
 from unteach.models.distributed import inside, parts_of_rank, ranks, sum_over_ranks
 from unteach.models.precision import resolved_precision
-from unteach.training.passes import (
-    SCALE_STEP,
-    InitialLogOdds,
-    chosen_tokens,
-    computing,
-    forget_term,
-    general_term,
-    hidden_states,
-    in_micro_batches,
-    loss_scale,
-    unscale_gradients,
-)
+from unteach.training.passes import HeldText, LogOddsOfModel, Pull, computing, held_term, in_micro_batches, read
+from unteach.training.step import accumulate
 
 __all__ = ["Measured", "calibrated", "is_complete", "measure", "noise_warning", "rounding_noise"]
 
-R = TypeVar("R")
 TEACHER_MEMORY = 5.0
 DAMPING_SHARE, STEP_SHARE = 0.1, 0.4
 TEACHER_WAY = 1.4
@@ -75,15 +63,15 @@ class Measured:
 
 def is_complete(method: Method) -> bool:
     """Whether every number of a method is given."""
-    needed = ("alpha", "lr") if method.optimizer == "adamw" else ("alpha", "lr", "teacher_rate", "damping")
-    return all(getattr(method, name) is not None for name in needed)
+    measured = {"lr", "teacher_rate", "damping"} & {*OPTIMIZERS[method.optimizer].settings}
+    return all(getattr(method, name) is not None for name in ("alpha", *measured))
 
 
-def calibrated(method: Method, measured: Measured, wished_steps: int) -> Method:
+def calibrated(method: Method, measured: Measured, expected_steps: int) -> Method:
     """The method with every number given: those that were None follow from the measurement."""
-    if method.optimizer == "adamw":
+    if method.optimizer != "mean_teacher":
         return dataclasses.replace(method, lr=method.lr or ADAMW_LR, alpha=method.alpha or ADAMW_ALPHA)
-    slide = min(0.5, TEACHER_MEMORY / wished_steps)  # κη
+    slide = min(0.5, TEACHER_MEMORY / expected_steps)  # κη
     damping = DAMPING_SHARE * measured.curvature if method.damping is None else method.damping
     lr = method.lr or STEP_SHARE * (1 - method.momentum) / measured.curvature
     teacher_rate = slide / lr if method.teacher_rate is None else method.teacher_rate
@@ -96,7 +84,7 @@ def calibrated(method: Method, measured: Measured, wished_steps: int) -> Method:
         return dataclasses.replace(method, lr=lr, teacher_rate=teacher_rate, damping=damping)
     effective = damping + (1 - method.momentum) * teacher_rate / (1 - lr * teacher_rate)
     pace = lr * teacher_rate * measured.gradient_norm / effective
-    alpha = method.alpha or TEACHER_WAY * measured.distance / (pace * wished_steps)
+    alpha = method.alpha or TEACHER_WAY * measured.distance / (pace * expected_steps)
     return dataclasses.replace(method, alpha=alpha, lr=lr, teacher_rate=teacher_rate, damping=damping)
 
 
@@ -127,19 +115,18 @@ def measure(
         raise ValueError(f"the forget gradient's norm is {norm}: the model gives no usable signal on these documents")
 
     values = [local_part(p.detach()) for p in parameters]
-    parts = parts_of_rank(general.batch(0, config.general_batch), lambda x: in_micro_batches(x, config.micro_batch))
+    held = _held(general, config.general_batch, "kl", config.micro_batch)
+    reading = read(model, held.sequences, held.parts, config, config.precision.divergence)
+    held = dataclasses.replace(held, readings=[(1.0, reading)])
     with torch.no_grad():
-        with computing(model, config.precision.divergence):
-            hidden = [inside(model, hidden_states, part)[0] for part, _ in parts]
-            head = inside(model, lambda model: Head.of(model).detached())
         start = [value.clone() for value in values]
         step = 0.01 * distance
         while True:
             torch._foreach_add_(values, direction, alpha=-step / norm)
             terms = []
             with computing(model, config.precision.divergence):
-                for (chunks, weight), teacher in zip(parts, hidden, strict=True):
-                    term, tokens = inside(model, general_term, chunks, "kl", teacher, head)
+                for part, (_, weight) in enumerate(held.parts):
+                    term, tokens = inside(model, held_term, held, part)
                     terms.append((weight * tokens * float(term), weight * tokens))
             torch._foreach_copy_(values, start)
             summed, counted = sum_over_ranks([sum(column) for column in zip(*terms, strict=True)])
@@ -147,6 +134,13 @@ def measure(
             if divergence >= SMALLEST_DIVERGENCE or step >= 0.3 * distance:
                 return Measured(loss_value, norm, max(2 * divergence / step**2, 1e-12), distance)
             step *= 2
+
+
+def _held(general: GeneralText, size: int, divergence: str, micro_batch: int | None) -> HeldText:
+    """The general text of the first step."""
+    sequences = general.batch(0, size)
+    parts = parts_of_rank(range(len(sequences)), lambda numbers: in_micro_batches(numbers, micro_batch))
+    return HeldText(sequences=sequences, parts=parts, divergence=divergence)
 
 
 def noise_warning(
@@ -180,23 +174,20 @@ def rounding_noise(
     Returns:
         ``noise`` ‖∇D computed - ∇D in fp32‖ and ``signal`` α‖g‖, g that of NLUL, both on a few sequences.
     """
-    method, precision = (*config.phases, config.method)[0], config.precision.divergence
+    method = (*config.phases, config.method)[0]
+    exact_config = dataclasses.replace(config, precision=dataclasses.replace(config.precision, divergence="fp32"))
     sample = min(NOISE_SAMPLE, config.micro_batch or NOISE_SAMPLE)
     sequences = [forget.sequences[n] for n in forget.numbers(0, min(sample, config.batch))]
-    chunks = general.batch(0, min(sample, config.general_batch))
     _forget_gradient(model, parameters, sequences, config, config.method.token_share)
     norm = global_norm([p.grad for p in parameters if p.grad is not None])
     signal = (method.alpha or 1.0) * norm
+    held = _held(general, min(sample, config.general_batch), method.divergence, None)
 
-    def teacher_hidden(name: str) -> Tensor:
-        with torch.no_grad(), computing(model, name):
-            return hidden_states(model, chunks)[0]
+    def with_reading(settings: ForgetConfig) -> HeldText:
+        reading = read(model, held.sequences, held.parts, settings, settings.precision.divergence)
+        return dataclasses.replace(held, readings=[(1.0, reading)])
 
-    def backward(name: str, teacher: Tensor, scale: float = 1.0) -> None:
-        with computing(model, name, checkpointed=config.checkpoint_activations):
-            (scale * general_term(model, chunks, method.divergence, teacher, head)[0]).backward()
-
-    chosen, exact, head = teacher_hidden(precision), teacher_hidden("fp32"), Head.of(model).detached()
+    chosen, exact = with_reading(config), with_reading(exact_config)
     start = [p.detach().clone() for p in parameters]
     way = _first_way(method, signal, sum(p.numel() for p in parameters))
     with torch.no_grad():
@@ -204,13 +195,11 @@ def rounding_noise(
             if p.grad is not None and norm:
                 p.sub_(p.grad, alpha=way / norm)
     try:
-        tokens = sum(len(chunk) - 1 for chunk in chunks)
-        _with_loss_scale(parameters, precision, tokens, lambda scale: backward(precision, chosen, scale))
-        for p in parameters:
-            if p.grad is not None:
-                p.grad.neg_()
-        backward("fp32", exact)  # adds to what is there: the difference
-        return global_norm([p.grad for p in parameters if p.grad is not None]), signal
+        accumulate(model, parameters, [], [chosen], 1.0, config)
+        rounded = [None if p.grad is None else p.grad.clone() for p in parameters]
+        accumulate(model, parameters, [], [exact], 1.0, exact_config)
+        pairs = zip(parameters, rounded, strict=True)
+        return global_norm([p.grad - r for p, r in pairs if p.grad is not None and r is not None]), signal
     finally:
         with torch.no_grad():
             torch._foreach_copy_(parameters, start)
@@ -231,34 +220,11 @@ def _forget_gradient(
     model: Any, parameters: list[Tensor], sequences: list[list[int]], config: ForgetConfig, share_of_tokens: float
 ) -> float:
     """NLUL of sequences, its gradient left in ``.grad``."""
-    total = sum(chosen_tokens(len(sequence) - 1, share_of_tokens) for sequence in sequences)
-    initial = InitialLogOdds(model, sequences, config) if share_of_tokens < 1 else None
-
-    def backward(scale: float) -> float:
-        value = 0.0
-        with computing(model, config.precision.forget, checkpointed=config.checkpoint_activations):
-            size = config.micro_batch or config.batch
-            for numbers, weight in parts_of_rank(range(len(sequences)), lambda x: in_micro_batches(x, size)):
-                chosen = initial and initial.least_sure(numbers, share_of_tokens, parameters[0].device)
-                part = [sequences[n] for n in numbers]
-                loss, _, tokens = inside(model, forget_term, part, Method(), None, chosen)
-                share = weight * tokens / total
-                (scale * share * loss).backward()
-                value += share * float(loss.detach())
-        return value
-
-    return sum_over_ranks([_with_loss_scale(parameters, config.precision.forget, total, backward)])[0]
-
-
-def _with_loss_scale(parameters: list[Tensor], precision: str, tokens: int, backward: Callable[[float], R]) -> R:
-    """Call ``backward`` with a loss scale, lowered until the gradients are finite; ``.grad`` holds them, unscaled."""
-    scale = loss_scale(tokens, precision, device=parameters[0].device)
-    while True:
-        for p in parameters:
-            p.grad = None
-        result = backward(scale)
-        unscale_gradients(parameters, scale)
-        found = [p.grad for p in parameters if p.grad is not None]
-        if scale <= 1 or math.isfinite(global_norm(found)):
-            return result
-        scale = max(1.0, scale / SCALE_STEP)
+    chosen = None
+    if share_of_tokens < 1:
+        initial = LogOddsOfModel(model, sequences, config)
+        chosen = initial.least_sure(range(len(sequences)), share_of_tokens)
+    size = config.micro_batch or config.batch
+    parts = parts_of_rank(range(len(sequences)), lambda numbers: in_micro_batches(numbers, size))
+    pull = Pull(sequences=sequences, parts=parts, loss="nlul", chosen=chosen)
+    return accumulate(model, parameters, [pull], [], 1.0, config)["forget_loss"]

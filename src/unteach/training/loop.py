@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,35 +14,24 @@ from torch import Tensor
 from unteach.config import ForgetConfig, Method
 from unteach.data import ForgetBatches, GeneralText
 from unteach.errors import InputError
-from unteach.method.anchored_adamw import AnchoredAdamW
-from unteach.method.mean_teacher import MeanTeacher
-from unteach.method.vocab_head import Head
-from unteach.models.distributed import any_rank, inside, parts_of_rank, sum_over_ranks
+from unteach.method.losses import LOSSES, ForgetLoss
+from unteach.method.optimizers import make_optimizer
+from unteach.method.shards import other_weights
+from unteach.models.distributed import any_rank, parts_of_rank
 from unteach.training.checkpoint import Checkpoints
-from unteach.training.optimizers import make_optimizer
 from unteach.training.own_loops import NO_LOOPS, OwnLoops, find_loops
-from unteach.training.passes import (
-    SCALE_STEP,
-    InitialLogOdds,
-    by_length,
-    chosen_tokens,
-    computing,
-    forget_term,
-    general_term,
-    hidden_states,
-    loss_scale,
-    unscale_gradients,
-)
-from unteach.training.stopping import StopRule, utility_problem
+from unteach.training.passes import HeldText, LogOddsOfModel, Parts, Pull, Reading, by_length, read
+from unteach.training.step import train_step
+from unteach.training.stopping import Search
 
-__all__ = ["Interrupted", "Outcome", "unlearn"]
+__all__ = ["Interrupted", "Outcome", "Texts", "unlearn"]
 
 
 class Interrupted(Exception):  # noqa: N818  (not an error: the run was asked to pause)
     """The run was asked to stop; its checkpoint is written."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """How a run ended."""
 
@@ -52,17 +42,24 @@ class Outcome:
     scores: Mapping[str, float]
 
 
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """What a run reads."""
+
+    forget: ForgetBatches
+    general: GeneralText
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest forget sequence: micro-batches are measured by it."""
+        return max(map(len, self.forget.sequences))
+
+
 @dataclass(slots=True)
 class _Position:
-    """Where a run is: all that a checkpoint holds besides weights and optimizer."""
+    """Where a run is, besides its weights, its optimizer and its search."""
 
     step: int = 0
-    anchor: int = 0
-    """The last evaluated step at which the stop rule was not met; refining goes back to it."""
-    interval: int = 1
-    """Steps from the anchor to the next evaluation."""
-    crossed: int = 0
-    """The first step at which the rule was met, by a model that loops: the next that does not is taken, or this one."""
     phase: int = 0
     seconds: float = 0.0
 
@@ -70,76 +67,66 @@ class _Position:
 def unlearn(
     model: Any,
     parameters: dict[str, torch.nn.Parameter],
-    forget: ForgetBatches,
-    general: GeneralText,
+    texts: Texts,
     config: ForgetConfig,
     *,
+    search: Search,
     evaluate: Callable[[int], Mapping[str, float]],
-    rule: StopRule | None,
-    before: Mapping[str, float],
     checkpoints: Checkpoints,
-    incompetent: Any = None,
+    base: Any = None,
     log: Callable[[dict[str, Any]], None] = lambda row: None,
     rewind: Callable[[int], None] = lambda step: None,
     paused: Callable[[], bool] = lambda: False,
     resume: bool = False,
 ) -> Outcome:
-    """Unlearn until the stop rule is met, the model breaks, or ``max_steps``.
+    """Unlearn until the search for a model that meets the stop rule ends, the model breaks, or ``max_steps``.
 
-    The first model that meets the rule is kept: when an evaluation finds the rule met, the run goes back to the
-    evaluation before, at which it was not, and evaluates more often from there, down to single steps. All batches are
-    functions of the step, so the steps made again are the same steps. Where that model loops more than the rule allows,
-    the run goes on, evaluating as often as loops are looked for, to the first that meets the rule and does not; if none
-    does within ``evaluate_every`` steps, the first model that met the rule is kept.
+    All batches are functions of the step, so steps that are made again, after going back or resuming, are the same.
 
     Args:
         model: The student; computes with the teacher's weights inside ``optimizer.teacher_weights()``.
         parameters: The weights to train, by name.
-        forget: Batches of forget text.
-        general: Batches of general text.
+        texts: Forget text and general text.
         config: Settings; every number of its methods given.
+        search: Decides when to evaluate, to go back and to end.
         evaluate: Scores of the model as it is, by name, among them ``nll_general``.
-        rule: When to stop; None: only at ``max_steps``.
-        before: Scores before the first step.
         checkpoints: Where to save.
-        incompetent: The model that the loss ``it`` pulls towards.
+        base: The model that losses such as ``it`` compare with.
         log: Called with the metrics of every step.
         rewind: Called with the step to which a run goes back: later log rows will come again.
         paused: Asked after every step; True saves a checkpoint and raises ``Interrupted``.
         resume: Go on from the last checkpoint.
     """
     methods = [*config.phases, config.method]
-    at, optimizer = _Position(interval=config.evaluate_every), make_optimizer(parameters.values(), methods[0])
-    needed = any(m.loss == "npo" or m.token_share < 1 for m in methods)
-    initial = InitialLogOdds(model, forget.sequences, config) if needed else None
-    loops = NO_LOOPS
+    others = _OtherModels(model, parameters, base, texts.forget.sequences, config, methods)
+    at, optimizer, loops = _Position(), make_optimizer(parameters.values(), methods[0]), NO_LOOPS
 
     def save() -> None:
-        weights = {name: p.detach() for name, p in parameters.items()}
-        state: dict[str, Any] = {
-            "position": {k: getattr(at, k) for k in at.__slots__},
-            "weights": weights,
+        content = {
+            "position": dataclasses.asdict(at),
+            "search": search.state(),
+            "weights": {name: p.detach() for name, p in parameters.items()},
             "optimizer": optimizer.state_dict(),
+            "initial_log_odds": others.initial.values if others.initial else None,
+            "loops": loops.state(),
         }
-        if initial is not None:
-            state["initial_log_odds"] = initial.values
-        state["loops"] = loops.state()
-        checkpoints.save(at.step, state, protect={at.anchor, at.crossed or at.anchor})
+        checkpoints.save(at.step, content, protect=search.steps_to_keep())
 
     def restore(step: int | None) -> None:
         nonlocal at, optimizer, loops
         optimizer.zero_grad()
         optimizer = make_optimizer(parameters.values(), methods[0])  # the old state goes before the saved one comes
-        state = checkpoints.load(step, like=next(iter(parameters.values())))
-        at = _Position(**state["position"])
+        content = checkpoints.load(step, like=next(iter(parameters.values())))
+        at = _Position(**content["position"])
+        search.restore(content["search"])
         with torch.no_grad():
             for name, p in parameters.items():
-                p.copy_(state["weights"].pop(name))
+                p.copy_(content["weights"].pop(name))
         optimizer = make_optimizer(parameters.values(), methods[at.phase])
-        optimizer.load_state_dict(state["optimizer"])
-        if initial is not None:
-            initial.values = state["initial_log_odds"]
-        loops = OwnLoops.from_state(state["loops"])
+        optimizer.load_state_dict(content["optimizer"])
+        if others.initial:
+            others.initial.values = content["initial_log_odds"]
+        loops = OwnLoops.from_state(content["loops"])
         rewind(at.step)
 
     if resume:
@@ -150,161 +137,115 @@ def unlearn(
             )
     else:
         save()
-    while at.step < config.max_steps:
+    while True:
         started = time.perf_counter()
         phase = _phase(methods, at.step)
+        method = methods[phase]
         if phase != at.phase:
-            at.phase, optimizer = phase, make_optimizer(parameters.values(), methods[phase])  # θ' = θ again
-        loops_every = methods[phase].loops_every
-        if not loops_every:
+            at.phase, optimizer = phase, make_optimizer(parameters.values(), method)  # θ' = θ again
+        if not method.loops_every:
             loops = NO_LOOPS
-        elif at.step % loops_every == 0:
-            loops = find_loops(model, forget, at.step)
-        numbers = forget.numbers(at.step, config.batch)
-        row = train_step(
-            model, optimizer, forget, numbers, general, methods[phase], config, at.step, initial, incompetent, loops
-        )
+        elif at.step % method.loops_every == 0:
+            loops = find_loops(model, texts.forget, at.step)
+        pulls = [_documents(texts, method, config, at.step, others)]
+        if loops.sequences:
+            pulls.append(_own_loops(loops, texts, config))
+        held = [_general(texts, method, config, at.step)]
+        row = train_step(model, optimizer, pulls, held, 1.0 if method.alpha is None else method.alpha, config)
         at.step += 1
-        at.seconds += time.perf_counter() - started
-        row |= {"tokens_per_second": row.pop("tokens") / (time.perf_counter() - started), "seconds": at.seconds}
+        took = time.perf_counter() - started
+        at.seconds += took
+        row |= {"tokens_per_second": row.pop("tokens") / took, "seconds": at.seconds, "loops": len(loops.sequences)}
         log({"step": at.step, "phase": phase} | row)
 
-        if at.step == at.anchor + at.interval or at.step == config.max_steps:
+        if search.is_due(at.step):
             scores = evaluate(at.step)
-            problem = utility_problem(before, scores, config.stop.utility_floor)
-            if rule is not None and rule.crossed(scores):
-                if at.step == at.anchor + 1 or at.crossed:
-                    if not rule.looping(scores):
-                        reason = f"{rule}: reached {scores[rule.metric]:.4g}" + (f"; but {problem}" if problem else "")
-                        return Outcome(at.step, reason, "stop", scores)
-                    at.interval = methods[phase].loops_every or 1  # the loops have yet to go
-                    at.crossed = at.crossed or at.step
-                else:
-                    interval = max(1, (at.step - at.anchor) // 5)
-                    restore(at.anchor)
-                    at.interval = interval
-                    save()
-                    continue
-            patience_ends = at.step >= min(at.crossed + config.evaluate_every, config.max_steps)
-            if at.crossed and at.crossed < at.step and (problem or patience_ends):
-                restore(at.crossed)
-                scores = evaluate(at.step)
-                return Outcome(at.step, f"{rule}: the first model there; later ones loop too", "stop", scores)
-            if problem:
-                return Outcome(at.step, problem, "utility_floor", scores)
-            if at.step == config.max_steps:
-                break
-            at.anchor = at.step
+            move = search.look(at.step, scores, method.loops_every)
+            if move.kind == "end":
+                if move.step != at.step:
+                    restore(move.step)
+                    scores = evaluate(at.step)
+                return Outcome(at.step, move.reason, move.rule, scores)
+            if move.kind == "go back":
+                crossed = at.step
+                restore(move.step)
+                search.refine(crossed)
             save()
         elif at.step % config.checkpoint_every == 0:
             save()
         if any_rank(paused()):
             save()
             raise Interrupted(f"stopped after step {at.step}")
-    missed = f"; the stop rule {rule} was not met" if rule is not None else ""
-    return Outcome(at.step, f"max_steps {config.max_steps} reached{missed}", "max_steps", scores)
 
 
-def train_step(
-    model: Any,
-    optimizer: MeanTeacher | AnchoredAdamW,
-    forget: ForgetBatches,
-    numbers: Sequence[int],
-    general: GeneralText,
-    method: Method,
-    config: ForgetConfig,
-    step: int,
-    initial: InitialLogOdds | None = None,
-    incompetent: Any = None,
-    loops: OwnLoops = NO_LOOPS,
-) -> dict[str, Any]:
-    """One step of the paper's Algorithm 2: gradient of αL + D over micro-batches, then ``optimizer.step()``.
+class _OtherModels:
+    """What forget losses compare the student with: the model before unlearning, and a given base model.
 
-    In float16 the loss is scaled up (``loss_scale``); should a gradient then pass float16's range, the gradients are
-    computed again with a smaller scale. The scale depends on nothing but the step itself, so a resumed run is the same.
+    Log-odds are computed once for all documents; logits and hidden states are read anew at every step.
     """
-    device, precision = next(model.parameters()).device, config.precision
-    longest = max(map(len, forget.sequences))
-    general_batch = general.batch(step, config.general_batch)
-    forget_parts = parts_of_rank(
-        numbers, lambda x: by_length(x, [len(forget.sequences[n]) for n in x], config.micro_batch, longest)
+
+    def __init__(
+        self, model: Any, parameters: Mapping[str, torch.nn.Parameter], base: Any,
+        sequences: Sequence[Sequence[int]], config: ForgetConfig, methods: Sequence[Method],
+    ) -> None:  # fmt: skip
+        self._model, self._base, self._config = model, base, config
+        losses = [LOSSES[method.loss] for method in methods]
+        kinds = {(loss.base, loss.reads == "log_odds") for loss in losses}
+        sure = any(method.token_share < 1 for method in methods)
+        self.initial = LogOddsOfModel(model, sequences, config) if sure or ("initial", True) in kinds else None
+        self.given = LogOddsOfModel(base, sequences, config) if ("given", True) in kinds else None
+        self._parameters = list(parameters.values())
+        start = [p.detach().clone() for p in self._parameters] if ("initial", False) in kinds else []
+        self._start: list[Tensor] = start
+
+    def read(self, loss: ForgetLoss, sequences: Sequence[Sequence[int]], parts: Parts, layer: int | None) -> Reading:
+        """The reading of the model that a loss compares with."""
+        if loss.base == "given":
+            return read(self._base, sequences, parts, self._config, self._config.precision.forget, layer)
+        with other_weights(self._parameters, self._start):
+            return read(self._model, sequences, parts, self._config, self._config.precision.forget, layer)
+
+
+def _documents(texts: Texts, method: Method, config: ForgetConfig, step: int, others: _OtherModels) -> Pull:
+    """The forget documents of a step, with what the method's loss needs to know of them."""
+    loss, numbers = LOSSES[method.loss], texts.forget.numbers(step, config.batch)
+    sequences = [texts.forget.sequences[n] for n in numbers]
+    pull = Pull(
+        sequences=sequences,
+        parts=_micro_batches(sequences, config, texts.longest),
+        loss=method.loss,
+        options=method.loss_options,
     )
-    general_parts = parts_of_rank(
-        general_batch, lambda x: by_length(x, [len(sequence) for sequence in x], config.micro_batch, longest)
+    changes: dict[str, Any] = {}
+    if others.initial and method.token_share < 1:
+        changes["chosen"] = others.initial.least_sure(numbers, method.token_share)
+    compared = {"initial": others.initial, "given": others.given, None: None}[loss.base]
+    if loss.reads == "log_odds" and compared:
+        changes["base_log_odds"] = [compared.values[n] for n in numbers]
+    elif loss.base is not None:
+        changes["base"] = others.read(loss, sequences, pull.parts, pull.layer)
+    return dataclasses.replace(pull, **changes)
+
+
+def _own_loops(loops: OwnLoops, texts: Texts, config: ForgetConfig) -> Pull:
+    """What the model repeats over and over by itself: unlearned by NLUL, whatever the documents' loss is."""
+    parts = _micro_batches(loops.sequences, config, texts.longest)
+    return Pull(sequences=loops.sequences, parts=parts, loss="nlul", chosen=loops.repeated)
+
+
+def _general(texts: Texts, method: Method, config: ForgetConfig, step: int) -> HeldText:
+    """The general text of a step."""
+    sequences = texts.general.batch(step, config.general_batch)
+    parts = _micro_batches(sequences, config, texts.longest)
+    return HeldText(sequences=sequences, parts=parts, divergence=method.divergence)
+
+
+def _micro_batches(sequences: Sequence[Sequence[int]], config: ForgetConfig, longest: int) -> Parts:
+    """This rank's micro-batches: numbers of sequences of like length."""
+    lengths = [len(sequence) for sequence in sequences]
+    return parts_of_rank(
+        range(len(sequences)), lambda x: by_length(x, [lengths[n] for n in x], config.micro_batch, longest)
     )
-    share_of_tokens = 1.0 if initial is None else method.token_share
-    forget_tokens = sum(len(forget.sequences[n]) - 1 for n in numbers)
-    loop_parts = parts_of_rank(
-        range(len(loops.sequences)),
-        lambda x: by_length(x, [len(loops.sequences[n]) for n in x], config.micro_batch, longest),
-    )
-    chosen_total = sum(chosen_tokens(len(forget.sequences[n]) - 1, share_of_tokens) for n in numbers)
-    general_tokens = sum(len(sequence) - 1 for sequence in general_batch)
-    alpha = 1.0 if method.alpha is None else method.alpha
-
-    # 1. The teacher reads the general text; only its last hidden states are kept.
-    with optimizer.teacher_weights(), computing(model, precision.divergence, compiled=config.compile):
-        teacher_hidden, teacher_head = inside(model, _read_as_teacher, [chunks for chunks, _ in general_parts])
-
-    calls = {"compiled": config.compile, "checkpointed": config.checkpoint_activations}
-
-    def accumulate_gradients(scale: float) -> dict[str, list[tuple[float, Tensor]]]:
-        optimizer.zero_grad()
-        terms: dict[str, list[tuple[float, Tensor]]] = {"forget_loss": [], "nll_forget": [], "divergence": []}
-
-        # 2. The student reads the forget text: α L.
-        with computing(model, precision.forget, **calls):
-            for part, weight in forget_parts:
-                sequences = [forget.sequences[n] for n in part]
-                base = incompetent if initial is None or method.loss != "npo" else initial.of(part, device)
-                chosen = initial.least_sure(part, share_of_tokens, device) if initial and share_of_tokens < 1 else None
-                loss, nll, tokens = inside(model, forget_term, sequences, method, base, chosen)
-                share = weight * tokens / chosen_total
-                (scale * alpha * share * loss).backward()
-                terms["forget_loss"].append((share, loss.detach()))
-                terms["nll_forget"].append((weight * sum(len(x) - 1 for x in sequences) / forget_tokens, nll))
-
-            for part, weight in loop_parts:
-                chosen = loops.chosen(part, device)
-                sequences = [loops.sequences[n] for n in part]
-                loss, _, tokens = inside(model, forget_term, sequences, Method(), None, chosen)
-                (scale * alpha * weight * tokens / loops.tokens() * loss).backward()
-
-        # 3. The student reads the general text: D.
-        with computing(model, precision.divergence, **calls):
-            for (chunks, weight), hidden in zip(general_parts, teacher_hidden, strict=True):
-                divergence, tokens = inside(model, general_term, chunks, method.divergence, hidden, teacher_head)
-                share = weight * tokens / general_tokens
-                (scale * share * divergence).backward()
-                terms["divergence"].append((share, divergence.detach()))
-        unscale_gradients((p for group in optimizer.param_groups for p in group["params"]), scale)
-        return terms
-
-    # 4. Clip, damp, add momentum, step; the teacher slides after.
-    scale = loss_scale(max(forget_tokens, general_tokens), precision.forget, precision.divergence, device=device)
-    while True:
-        terms = accumulate_gradients(scale)
-        try:
-            optimizer.step()
-            break
-        except FloatingPointError:
-            if scale <= 1:
-                raise
-            scale = max(1.0, scale / SCALE_STEP)
-    optimizer.zero_grad()  # an evaluation, and the teacher's next reading, can use the memory
-    sums = [sum(share * float(value) for share, value in values) for values in terms.values()]  # not before: it waits
-    return dict(zip(terms, sum_over_ranks(sums), strict=True)) | {
-        "grad_norm": optimizer.last_grad_norm,
-        "clip_factor": optimizer.last_clip_factor,
-        "lr": optimizer.param_groups[0]["lr"],
-        "tokens": forget_tokens + general_tokens,
-        "loops": len(loops.sequences),
-    }
-
-
-def _read_as_teacher(model: Any, parts: Sequence[Sequence[Sequence[int]]]) -> tuple[list[Tensor], Head]:
-    """Last hidden states of each micro-batch, and the head."""
-    return [hidden_states(model, part)[0] for part in parts], Head.of(model).detached()
 
 
 def _phase(methods: Sequence[Method], step: int) -> int:

@@ -1,54 +1,120 @@
-"""Forward passes of the loop: last hidden states of real tokens, and the loss and divergence they give."""
+"""Forward passes of a step: last hidden states of real tokens, and the loss and divergence they give."""
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from unteach.config import ForgetConfig, Method
+from unteach.config import ForgetConfig
 from unteach.data import pad
 from unteach.method.divergences import DIVERGENCES
 from unteach.method.losses import LOSSES, forget_loss
 from unteach.method.shards import local_part
-from unteach.method.vocab_head import Head, fused_rows, mean_divergence, token_log_odds
+from unteach.method.vocab_head import Head, fused_rows, mean_divergence, mean_token_loss, token_log_odds
 from unteach.models import decoder_layers
-from unteach.models.distributed import share_out
+from unteach.models.distributed import inside, share_out
 from unteach.models.precision import HALF, half_weights, precision_of_pass, resolved_precision
 
 __all__ = [
-    "InitialLogOdds",
+    "HeldText",
+    "LogOddsOfModel",
+    "Pull",
+    "Reading",
     "block_calls",
     "by_length",
     "chosen_tokens",
     "computing",
     "forget_term",
-    "general_term",
+    "held_term",
     "hidden_states",
     "in_micro_batches",
     "loss_scale",
+    "read",
     "unscale_gradients",
 ]
 
 SCALED_TOKEN = 2**8
 """What a single token's share of the loss is multiplied by in float16: see ``loss_scale``."""
-SCALE_STEP = 2**6
-"""Where that was too much, it is divided by this and tried again."""
 _COMPILED = "_compiled_for_passes"
 """Attribute of a decoder block that keeps its compiled form between passes."""
+Parts = Sequence[tuple[Sequence[int], float]]
+"""A rank's micro-batches: numbers of sequences, and the weight of each (``distributed.parts_of_rank``)."""
 
 
-def hidden_states(model: Any, sequences: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor, Tensor]:
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What another model, or the same one with other weights, makes of a text: hidden states, and its head."""
+
+    hidden: list[Tensor]
+    """Of each micro-batch, [N,D]."""
+    head: Head
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pull:
+    """Sequences that a forget loss pulls the student away from, and what the loss must know of each."""
+
+    sequences: Sequence[Sequence[int]]
+    parts: Parts
+    loss: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """The loss's hyper-parameters."""
+    chosen: Sequence[Tensor] | None = None
+    """For each sequence, which of its predicted tokens [T-1] the loss looks at; None: all."""
+    base_log_odds: Sequence[Tensor] | None = None
+    """For each sequence, the other model's log-odds [T-1], where the loss compares with them."""
+    base: Reading | None = None
+    """The other model's reading, where the loss compares with its logits or hidden states."""
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens the loss looks at, on all ranks."""
+        if self.chosen is not None:
+            return sum(int(mask.sum()) for mask in self.chosen)
+        return sum(len(sequence) - 1 for sequence in self.sequences)
+
+    @property
+    def layer(self) -> int | None:
+        """The decoder block whose hidden states the loss reads, if it does."""
+        return self.options["layer"] if LOSSES[self.loss].reads == "hidden" else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeldText:
+    """Sequences on which the student is held to others: the divergence of each reading, times its weight."""
+
+    sequences: Sequence[Sequence[int]]
+    parts: Parts
+    divergence: str
+    readings: Sequence[tuple[float, Reading]] = ()
+
+    @property
+    def tokens(self) -> int:
+        """Predicted tokens, on all ranks."""
+        return sum(len(sequence) - 1 for sequence in self.sequences)
+
+
+def hidden_states(
+    model: Any, sequences: Sequence[Sequence[int]], layer: int | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """Last hidden states that predict a token, the tokens they predict, and where they are.
 
     No attention mask is given, so that the fastest kernels can be used: padding stands on the right, where a causal
     model's real tokens never look, and what is computed there is left out. Where real tokens stand is worked out on the
     CPU, so that nothing waits for the device.
+
+    Args:
+        model: A Hugging Face causal language model.
+        sequences: Token ids.
+        layer: Give the hidden states behind this decoder block instead, counted from 0.
 
     Returns:
         ``hidden`` [N,D] and ``labels`` [N] of the N predicted tokens, and ``mask`` [B,T-1] that says which they are.
@@ -57,56 +123,106 @@ def hidden_states(model: Any, sequences: Sequence[Sequence[int]]) -> tuple[Tenso
     ids, lengths = pad(sequences)
     mask = torch.arange(1, ids.shape[1]) < lengths.unsqueeze(-1)
     labels = ids[:, 1:][mask].to(device, non_blocking=True)
-    hidden = model.base_model(input_ids=ids.to(device, non_blocking=True), use_cache=False).last_hidden_state[:, :-1]
+    given = ids.to(device, non_blocking=True)
+    if layer is None:
+        hidden = model.base_model(input_ids=given, use_cache=False).last_hidden_state[:, :-1]
+    else:
+        caught: list[Tensor] = []
+        blocks = decoder_layers(model)
+        if not -len(blocks) <= layer < len(blocks):
+            raise ValueError(f"layer is {layer}: the model has {len(blocks)} decoder blocks")
+        hook = blocks[layer].register_forward_hook(
+            lambda module, arguments, output: caught.append(output[0] if isinstance(output, tuple) else output)
+        )
+        try:
+            model.base_model(input_ids=given, use_cache=False)
+        finally:
+            hook.remove()
+        hidden = caught[0][:, :-1]
     if bool(mask.all()):
         return hidden.flatten(0, 1), labels, mask.to(device)
     places = mask.flatten().nonzero().squeeze(-1).to(device, non_blocking=True)
     return hidden.flatten(0, 1).index_select(0, places), labels, mask.to(device)
 
 
-def forget_term(
-    model: Any, sequences: Sequence[Sequence[int]], method: Method, base: Any = None, chosen: Tensor | None = None
-) -> tuple[Tensor, Tensor, int]:
+def read(
+    model: Any, sequences: Sequence[Sequence[int]], parts: Parts, config: ForgetConfig, precision: str,
+    layer: int | None = None,
+) -> Reading:  # fmt: skip
+    """Let a model read the micro-batches of a text; only hidden states are kept."""
+
+    def read_all(model: Any) -> Reading:
+        hidden = [hidden_states(model, [sequences[n] for n in numbers], layer)[0] for numbers, _ in parts]
+        return Reading(hidden, Head.of(model).detached())
+
+    with torch.no_grad(), computing(model, precision, compiled=config.compile):
+        return inside(model, read_all)
+
+
+def forget_term(model: Any, pull: Pull, part: int) -> tuple[Tensor, Tensor, int]:
     """Forget loss of a micro-batch, its mean NLL over all tokens, and the number of tokens that the loss is a mean of.
 
     Args:
         model: The student.
-        sequences: Token ids.
-        method: Loss and its hyper-parameters.
-        base: ``npo``: the log-odds before unlearning [N] of the same tokens. ``it``: the incompetent model.
-        chosen: Which of the N tokens the loss looks at [N], see ``InitialLogOdds.least_sure``; None: all.
+        pull: The sequences, the loss, and what it needs.
+        part: The number of the micro-batch.
     """
-    hidden, labels, mask = hidden_states(model, sequences)
+    numbers, loss = pull.parts[part][0], LOSSES[pull.loss]
+    sequences = [pull.sequences[n] for n in numbers]
+    hidden, labels, mask = hidden_states(model, sequences, pull.layer)
+    chosen = None
+    if pull.chosen is not None:
+        chosen = torch.cat([pull.chosen[n] for n in numbers]).to(hidden.device)
+    base_hidden = None if pull.base is None else pull.base.hidden[part]
+    if loss.reads == "hidden":
+        seen, base_seen = _only(chosen, hidden), _only(chosen, base_hidden)
+        value = loss.function(seen, **({} if base_seen is None else {"base_hidden": base_seen}), **pull.options)
+        return value, value.detach() * torch.nan, len(seen)
     log_odds = token_log_odds(hidden, labels, Head.of(model))
     nll = -torch.nn.functional.logsigmoid(log_odds.detach()).mean()
-    if not LOSSES[method.loss].log_odds_only:
-        with torch.no_grad():
-            base_hidden = hidden_states(base, sequences)[0]
-        if chosen is not None:
-            hidden, base_hidden = hidden[chosen], base_hidden[chosen]
-        rows = DIVERGENCES["kl"].rows  # it: KL(student ‖ incompetent teacher)
-        return mean_divergence(rows, hidden, Head.of(model), base_hidden, Head.of(base)), nll, len(hidden)
+    if loss.rows is not None:
+        hidden, labels, base_hidden = _only(chosen, hidden), _only(chosen, labels), _only(chosen, base_hidden)
+        rows = functools.partial(loss.rows, **pull.options) if pull.options else loss.rows
+        base_head = pull.base.head if pull.base is not None else None
+        return mean_token_loss(rows, hidden, Head.of(model), labels, base_hidden, base_head), nll, len(hidden)
 
-    def two_words(z: Tensor) -> Tensor:  # LL, NPO and NLUL see only log-odds: those of a vocabulary of two words
+    def two_words(z: Tensor) -> Tensor:  # a loss of log-odds alone sees those of a vocabulary of two words
         logits = z.new_zeros(*mask.shape, 2)
         logits[..., 0] = logits[..., 0].masked_scatter(mask, z)
         return logits
 
-    extra = {"base_logits": two_words(base)} if LOSSES[method.loss].needs_base else {}
+    extra = {}
+    if pull.base_log_odds is not None and loss.needs_base:
+        extra["base_logits"] = two_words(torch.cat([pull.base_log_odds[n] for n in numbers]).to(hidden.device))
     zeros = torch.zeros_like(mask, dtype=torch.int64)
     seen = mask if chosen is None else mask.masked_scatter(mask, chosen)
-    loss = forget_loss(method.loss, two_words(log_odds), zeros, seen, **extra, **method.loss_options())
-    return loss, nll, len(labels) if chosen is None else int(chosen.sum())
+    value = forget_loss(pull.loss, two_words(log_odds), zeros, seen, **extra, **pull.options)
+    return value, nll, len(labels) if chosen is None else int(chosen.sum())
 
 
-class InitialLogOdds:
-    """Log-odds of every forget token before unlearning, computed once, so that no third model is kept in memory.
+def _only(chosen: Tensor | None, values: Any) -> Any:
+    return values if chosen is None or values is None else values[chosen]
 
-    NPO compares with them, and they say at which tokens the model was least sure.
+
+def held_term(model: Any, held: HeldText, part: int) -> tuple[Tensor, int]:
+    """Divergence of the student from what held text is held to, on a micro-batch, and its number of tokens."""
+    numbers = held.parts[part][0]
+    hidden, labels, _ = hidden_states(model, [held.sequences[n] for n in numbers])
+    rows, head = DIVERGENCES[held.divergence].rows, Head.of(model)
+    total = torch.zeros((), device=hidden.device)
+    for weight, reading in held.readings:
+        total = total + weight * mean_divergence(rows, hidden, head, reading.hidden[part], reading.head)
+    return total, len(labels)
+
+
+class LogOddsOfModel:
+    """Log-odds of every forget token in a model, computed once, so that no third model is kept in memory.
+
+    Those of the model before unlearning: NPO compares with them, and they say at which tokens it was least sure.
     """
 
     def __init__(self, model: Any, sequences: Sequence[Sequence[int]], config: ForgetConfig) -> None:
-        def read(part_of_rank: Sequence[Sequence[int]]) -> list[Tensor]:
+        def read_part(part_of_rank: Sequence[Sequence[int]]) -> list[Tensor]:
             values: list[Tensor] = []
             for part in in_micro_batches(part_of_rank, config.micro_batch or config.batch):
                 hidden, labels, mask = hidden_states(model, part)
@@ -115,34 +231,21 @@ class InitialLogOdds:
             return values
 
         with torch.no_grad(), computing(model, config.precision.forget):
-            self.values: list[Tensor] = share_out(model, sequences, read)
+            self.values: list[Tensor] = share_out(model, sequences, read_part)
 
-    def of(self, numbers: Sequence[int], device: torch.device) -> Tensor:
-        """The log-odds [N] of the tokens of these sequences, in order."""
-        return torch.cat([self.values[n] for n in numbers]).to(device)
-
-    def least_sure(self, numbers: Sequence[int], share: float, device: torch.device) -> Tensor:
-        """Which tokens [N] of these sequences are among that share of their sequence with the lowest log-odds."""
+    def least_sure(self, numbers: Sequence[int], share: float) -> list[Tensor]:
+        """For each of these sequences, the share of its tokens with the lowest log-odds, as a mask [T-1]."""
         chosen = []
         for n in numbers:
             values = self.values[n]
             lowest = values.argsort(stable=True)[: chosen_tokens(len(values), share)]
             chosen.append(torch.zeros_like(values, dtype=torch.bool).index_fill(0, lowest, True))
-        return torch.cat(chosen).to(device)
+        return chosen
 
 
 def chosen_tokens(tokens: int, share: float) -> int:
     """How many of a sequence's predicted tokens the forget loss looks at: at least one."""
     return max(1, round(share * tokens))
-
-
-def general_term(
-    model: Any, sequences: Sequence[Sequence[int]], divergence: str, teacher_hidden: Tensor, teacher_head: Head
-) -> tuple[Tensor, int]:
-    """Divergence of the student from the teacher on a micro-batch, and its number of tokens."""
-    hidden, labels, _ = hidden_states(model, sequences)
-    rows = DIVERGENCES[divergence].rows
-    return mean_divergence(rows, hidden, Head.of(model), teacher_hidden, teacher_head), len(labels)
 
 
 def in_micro_batches(sequences: Sequence[Any], size: int | None) -> Iterator[Sequence[Any]]:

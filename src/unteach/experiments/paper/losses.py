@@ -52,7 +52,7 @@ def cells(setup: Setup, seeds: Sequence[int], folder: CellFolder) -> list[Cell]:
 def _cell(setup: Setup, settings: LossesSettings, loss: str, seed: int, *, escaped: bool) -> Cell:
     baseline = setup.methods[f"adamw-{loss}-kl"]
     method = dataclasses.replace(
-        setup.methods["mt-nlul-qkl"], loss=loss, beta=baseline.beta, ratio=baseline.ratio
+        setup.methods["mt-nlul-qkl"], loss=loss, loss_options=baseline.loss_options if loss == "npo" else {}
     )  # alpha and the step sizes are measured with NLUL whatever the loss: equal for all
     phases = (_escape(setup, settings, baseline),) if escaped else ()
     name = f"loss-mt-{loss}" + ("-after-adamw" if escaped else "")

@@ -1,0 +1,63 @@
+"""The optimizers a run can use by name, each with a teacher: what ``unteach forget --optimizer NAME`` knows.
+
+To add one, register it here: a class like ``MeanTeacher`` or ``AnchoredAdamW`` with ``teacher_weights()``, ``step()``,
+``state_dict()`` and ``last_grad_norm``. Settings that ``config.Method`` has no field for reach it as
+``--optimizer-options KEY=VALUE``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from unteach.method.anchored_adamw import AnchoredAdamW
+from unteach.method.mean_teacher import MeanTeacher
+
+__all__ = ["OPTIMIZERS", "OptimizerKind", "make_optimizer"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OptimizerKind:
+    """One registered optimizer."""
+
+    summary: str
+    """For people."""
+    build: Callable[..., Any]
+    """``(parameters, **settings)``."""
+    settings: tuple[str, ...]
+    """The fields of ``config.Method`` that it takes."""
+    label: str
+    """How results and tables call it."""
+
+
+OPTIMIZERS: dict[str, OptimizerKind] = {
+    "mean_teacher": OptimizerKind(
+        summary="the paper's algorithm: a teacher that slides after the student",
+        build=MeanTeacher,
+        settings=("lr", "momentum", "teacher_rate", "damping", "clip"),
+        label="mt",
+    ),
+    "adamw": OptimizerKind(
+        summary="the baselines, held to the frozen initial model",
+        build=AnchoredAdamW,
+        settings=("lr", "betas", "weight_decay", "clip", "warmup"),
+        label="adamw",
+    ),
+}
+
+
+def make_optimizer(parameters: Iterable[Tensor], method: Any) -> Any:
+    """The optimizer of a method (``config.Method``) whose numbers are all given.
+
+    Raises:
+        ValueError: A number is None still.
+    """
+    kind = OPTIMIZERS[method.optimizer]
+    settings = {name: getattr(method, name) for name in kind.settings}
+    for name in ("lr", "teacher_rate", "damping"):
+        if name in settings and settings[name] is None:
+            raise ValueError(f"{name} is None: measure it first with calibrate()")
+    return kind.build(parameters, **settings, **method.optimizer_options)

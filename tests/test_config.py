@@ -10,6 +10,7 @@ import yaml
 
 from unteach.config import ForgetConfig, Method, Precision, Stop, from_yaml, nearest_name, to_yaml
 from unteach.errors import InputError
+from unteach.flags import parse
 
 
 def problems(action: Any, *arguments: Any, **options: Any) -> list[str]:
@@ -51,7 +52,7 @@ EVERY_FIELD_CHANGED = ForgetConfig(
     trainable="all",
     method=Method(
         optimizer="adamw", loss="npo", divergence="qkl", alpha=0.3, lr=1e-6, momentum=0.5, teacher_rate=2.0,
-        damping=0.0, clip=None, beta=0.7, ratio="mean", tolerance=0.01, token_share=0.6, loops_every=3,
+        damping=0.0, clip=None, loss_options={"beta": 0.7, "ratio": "mean"}, token_share=0.6, loops_every=3,
         betas=(0.8, 0.9), weight_decay=1e-20, warmup=7,
     ),
     phases=(Method(steps=4, loss="it"), Method(steps=5, lr=1e-5)),
@@ -88,7 +89,8 @@ def test_round_trip_covers_every_field() -> None:
     assert same == []
     method = EVERY_FIELD_CHANGED.method
     assert [f.name for f in dataclasses.fields(method) if getattr(method, f.name) == getattr(Method(), f.name)] == [
-        "steps"
+        "optimizer_options",  # neither optimizer has any
+        "steps",
     ]
 
 
@@ -204,9 +206,9 @@ def test_values_out_of_range(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"loss": "nll"}, {"divergence": "kll"}, {"optimizer": "sgd"}, {"ratio": "max"},
-        {"alpha": 0.0}, {"alpha": float("nan")}, {"lr": -1.0}, {"lr": float("inf")}, {"clip": 0.0}, {"beta": 0.0},
-        {"teacher_rate": -1.0}, {"damping": -1.0}, {"tolerance": -0.1}, {"weight_decay": -1.0}, {"warmup": -1},
+        {"loss": "nll"}, {"divergence": "kll"}, {"optimizer": "sgd"},
+        {"alpha": 0.0}, {"alpha": float("nan")}, {"lr": -1.0}, {"lr": float("inf")}, {"clip": 0.0},
+        {"teacher_rate": -1.0}, {"damping": -1.0}, {"weight_decay": -1.0}, {"warmup": -1},
         {"momentum": 1.0}, {"momentum": -0.1}, {"betas": (0.9, 1.0)}, {"betas": (-0.1, 0.9)}, {"steps": 5},
     ],
 )  # fmt: skip
@@ -251,10 +253,30 @@ phases:
     assert wrong(tmp_path, text.replace("loss: ll", "los: ll")) == ["unknown key phases[1].los (did you mean loss?)"]
 
 
-def test_loss_options_are_those_of_the_loss() -> None:
-    assert Method(loss="npo", beta=0.3, ratio="mean").loss_options() == {"beta": 0.3, "ratio": "mean"}
-    assert Method(loss="nlul", tolerance=0.02).loss_options() == {"tolerance": 0.02}
-    assert Method(loss="ll").loss_options() == {}
+@pytest.mark.parametrize(
+    ("loss", "options", "problem"),
+    [
+        ("npo", {"ratio": "max"}, "ratio is 'max': it must be 'sum' or 'mean'"),
+        ("npo", {"beta": 0.0}, "beta is 0.0: it must be positive"),
+        ("npo", {"beta": "much"}, "beta is 'much': it must be of the kind of 0.1"),
+        ("nlul", {"tolerance": -0.1}, "tolerance is -0.1: it must be zero or positive"),
+        ("ll", {"beta": 0.1}, "forget loss 'll' has no hyper-parameter 'beta': allowed are none"),
+    ],
+)
+def test_options_that_the_loss_refuses(loss: str, options: dict[str, Any], problem: str) -> None:
+    method = Method(loss=loss, loss_options=options)
+    assert problems(ForgetConfig, model="m", method=method) == [f"loss_options: {problem}"]
+    phase = dataclasses.replace(method, steps=2)
+    assert problems(ForgetConfig, model="m", phases=(phase,)) == [f"phases[0].loss_options: {problem}"]
+
+
+def test_options_are_flags_and_former_names_work() -> None:
+    words = ["m", "--loss", "npo", "--loss-options", "beta=0.3", "ratio=mean", "--incompetent", "small"]
+    config = parse(ForgetConfig, words, positional="model", flatten=("method",))
+    assert config.method == Method(loss="npo", loss_options={"beta": 0.3, "ratio": "mean"})
+    assert config.base == "small"
+    with pytest.raises(InputError, match="--loss-options beta: write NAME=VALUE"):
+        parse(ForgetConfig, ["m", "--loss-options", "beta"], positional="model", flatten=("method",))
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:

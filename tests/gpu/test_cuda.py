@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from steps import one_step
 from tiny_models import tiny_model
 from unteach import MeanTeacher
 from unteach.config import ForgetConfig, Method, Precision
@@ -20,7 +21,6 @@ from unteach.method.divergences import DIVERGENCES, mean_over_rows
 from unteach.method.vocab_head import Head, mean_divergence
 from unteach.models import trainable_parameters
 from unteach.training.calibrate import rounding_noise
-from unteach.training.loop import train_step
 from unteach.training.passes import computing, hidden_states
 
 pytestmark = [
@@ -110,7 +110,7 @@ def displacement(precision: Any, **settings: Any) -> torch.Tensor:
         model="", batch=4, general_batch=4, precision=Precision(forget=precision, divergence=precision), **settings
     )
     for step in range(2):
-        row = train_step(model, optimizer, ForgetBatches(SEQUENCES, 0), [0, 1, 2, 3], GENERAL, METHOD, config, step)
+        row = one_step(model, optimizer, ForgetBatches(SEQUENCES, 0), GENERAL, METHOD, config, step)
         assert row["divergence"] >= 0
     return torch.cat([(p.detach() - s).flatten() for p, s in zip(parameters, start, strict=True)])
 

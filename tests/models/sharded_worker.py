@@ -19,18 +19,20 @@ import sharded_optimizer
 import torch
 import torch.distributed as dist
 from transformers import AutoModelForCausalLM, LlamaConfig
-from unteach.training.optimizers import make_optimizer
 
 from unteach.config import ForgetConfig, Method, Precision
 from unteach.data import ForgetBatches
 from unteach.evaluation.generation import generate, next_tokens
 from unteach.evaluation.scoring import token_logprobs
 from unteach.method.losses import LOSSES
+from unteach.method.optimizers import make_optimizer
 from unteach.models import distributed, trainable_parameters
 from unteach.training.calibrate import measure
 from unteach.training.checkpoint import Checkpoints
-from unteach.training.loop import Interrupted, train_step, unlearn
-from unteach.training.passes import InitialLogOdds
+from unteach.training.loop import Interrupted, unlearn
+from unteach.training.step import train_step
+from unteach.training.stopping import Search
+from unteach.training.texts import OtherModels, Texts, texts_of_step
 
 VOCABULARY, STEPS, RANKS = 96, 2, 2
 METHODS = {
@@ -107,12 +109,13 @@ def run_steps(case, **settings):
     """Rows of metrics, and the displacement, of a few steps."""
     model, parameters, forget, config, start = make(**case, **({"batch": 3, "general_batch": 3} | settings))
     optimizer = make_optimizer(parameters.values(), config.method)
-    base = InitialLogOdds(model, forget.sequences, config)
-    other = small_llama(False, case["dtype"], seed=5, width=16) if config.method.loss == "it" else None
+    base = small_llama(False, case["dtype"], seed=5, width=16) if config.method.loss == "it" else None
+    others = OtherModels(model, parameters, base, forget.sequences, config, [config.method])
+    texts = Texts(forget, General())
     rows = []
     for step in range(STEPS):
-        numbers = forget.numbers(step, config.batch)
-        row = train_step(model, optimizer, forget, numbers, General(), config.method, config, step, base, other)
+        read = texts_of_step(texts, config.method, config, step, others)
+        row = train_step(model, optimizer, *read, config.method.alpha, config)
         rows.append([row[name] for name in ("forget_loss", "nll_forget", "divergence", "grad_norm", "clip_factor")])
     return {"rows": rows, "displacement": displacement(parameters, start)}
 
@@ -136,12 +139,10 @@ def run_loop(folder, optimizer, *, pause=None, resume=False, device="cpu"):
         unlearn(
             model,
             parameters,
-            forget,
-            General(),
+            Texts(forget, General()),
             config,
+            search=Search(None, {"nll_general": 1.0}, every=3, last=4, utility_floor=0.5),
             evaluate=lambda step: {"nll_general": 1.0},
-            rule=None,
-            before={"nll_general": 1.0},
             checkpoints=Checkpoints(Path(folder), 2),
             log=lambda row: steps.append(row["step"]),
             paused=lambda: steps[-1] == pause and distributed.rank() == distributed.ranks() - 1,

@@ -12,12 +12,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from transformers import LlamaConfig
-from unteach.training.optimizers import make_optimizer
 
+from steps import held_to, one_step, pull_of
 from tiny_models import CONFIGS, save_tiny, small_tokenizer, tiny_model
 from unteach.config import ForgetConfig, Method, Precision
 from unteach.data import ForgetBatches
 from unteach.errors import InputError
+from unteach.method.optimizers import make_optimizer
 from unteach.method.vocab_head import Head
 from unteach.models import load_model, trainable_parameters
 from unteach.planning import plan as plan_module
@@ -25,8 +26,8 @@ from unteach.planning.free_space import free_disk, free_host_memory
 from unteach.planning.plan import Plan, plan
 from unteach.planning.rehearsal import LiveBytes, Rehearsal, block_elements
 from unteach.training.checkpoint import Checkpoints
-from unteach.training.loop import train_step
-from unteach.training.passes import computing, forget_term, general_term, hidden_states
+from unteach.training.passes import computing, forget_term, held_term, hidden_states
+from unteach.training.texts import OtherModels
 
 METHODS = {
     "mean teacher": Method(alpha=0.1, lr=1e-3, teacher_rate=1.0, damping=1.0),
@@ -111,14 +112,14 @@ def test_rehearsed_passes_take_what_real_ones_take(name: str, trainable: Any, tm
 
     rehearsed = rehearsal.student_pass(5, 64, "fp32")
     with counted(model, []) as live:
-        loss = forget_term(model, sequences, Method())[0]
+        loss = forget_term(model, pull_of(sequences), 0)[0]
         assert rehearsed.activations == pytest.approx(live.now, rel=0.02)
         loss.backward()
     assert rehearsed.peak == pytest.approx(live.peak, rel=0.06)
 
     for divergence in ("kl", "qkl_frozen"):
         with counted(model, [hidden]) as live:
-            general_term(model, sequences, divergence, hidden, Head.of(model))[0].backward()
+            held_term(model, held_to(sequences, divergence, hidden, Head.of(model)), 0)[0].backward()
         assert rehearsal.student_pass(5, 64, "fp32", divergence).peak == pytest.approx(live.peak, rel=0.06)
 
 
@@ -130,7 +131,7 @@ def test_checkpointed_passes_keep_the_inputs_of_blocks(name: str, tmp_path: Path
         parameter.grad = torch.zeros_like(parameter)
     rehearsed = rehearsal.student_pass(5, 64, "fp32", checkpointed=True)
     with counted(model, []) as live, computing(model, "fp32", checkpointed=True):
-        loss = forget_term(model, padded(5, 64), Method())[0]
+        loss = forget_term(model, pull_of(padded(5, 64)), 0)[0]
         assert rehearsed.activations == pytest.approx(live.now, rel=0.05)
         loss.backward()
     assert 0.98 * live.peak <= rehearsed.peak <= 1.15 * live.peak
@@ -152,7 +153,7 @@ def test_a_model_that_cannot_be_rehearsed_is_counted_as_llama(tmp_path: Path) ->
     model = tiny_model("mixtral")
     trainable_parameters(model, "blocks")
     with counted(model, []) as live:
-        loss = forget_term(model, padded(5, 64), Method())[0]
+        loss = forget_term(model, pull_of(padded(5, 64)), 0)[0]
         real = live.now
     assert loss.requires_grad
     assert rehearsal.student_pass(5, 64, "fp32").activations == pytest.approx(real, rel=0.35)
@@ -216,18 +217,11 @@ def test_a_step_takes_what_was_planned(
     general = SimpleNamespace(batch=lambda step, size: padded(size, 48))
     forget = ForgetBatches(padded(8, 64), 0)
 
+    sequences = forget.sequences if config.method.loss != "npo" else []
+    others = OtherModels(model, {}, base, sequences, config, [config.method])
+
     def step() -> None:
-        train_step(
-            model,
-            optimizer,
-            forget,
-            forget.numbers(0, 8),
-            general,
-            config.method,
-            config,
-            0,
-            base=base,  # type: ignore[arg-type]
-        )
+        one_step(model, optimizer, forget, general, config.method, config, 0, others)
 
     step()
     optimizer.zero_grad()

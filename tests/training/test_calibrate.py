@@ -59,7 +59,7 @@ def test_float16_measures_nearly_the_same(in_fp32: Measured) -> None:
 
 def test_a_gradient_beyond_float16_is_measured_with_a_smaller_scale(monkeypatch: pytest.MonkeyPatch) -> None:
     usual = measured_in("fp16")
-    monkeypatch.setattr("unteach.training.calibrate.loss_scale", lambda *args, **kwargs: 2.0**30)
+    monkeypatch.setattr("unteach.training.step.loss_scale", lambda *args, **kwargs: 2.0**30)
     lowered = measured_in("fp16")
     assert lowered.gradient_norm == pytest.approx(usual.gradient_norm, rel=1e-3)
 

@@ -9,18 +9,20 @@ import pytest
 import torch
 
 import unteach
+from steps import held_to, one_step, pull_of
 from tiny_models import SENTENCES, small_tokenizer, tiny_model
 from unteach.config import ForgetConfig, Method, Precision
 from unteach.data import ForgetBatches, GeneralText
 from unteach.method.anchored_adamw import AnchoredAdamW
 from unteach.method.losses import LOSSES
+from unteach.method.optimizers import make_optimizer
 from unteach.method.vocab_head import Head
 from unteach.models import trainable_parameters
 from unteach.training.checkpoint import Checkpoints
-from unteach.training.loop import Interrupted, train_step, unlearn
-from unteach.training.optimizers import make_optimizer
-from unteach.training.passes import InitialLogOdds, forget_term, general_term, hidden_states
-from unteach.training.stopping import StopRule, parse_rule
+from unteach.training.loop import Interrupted, unlearn
+from unteach.training.passes import LogOddsOfModel, Reading, forget_term, held_term, hidden_states
+from unteach.training.stopping import Search, StopRule, parse_rule
+from unteach.training.texts import Texts
 
 FORGET = [f"{s} It was the {n}th time in {1900 + n}." for n, s in enumerate(SENTENCES * 3)]
 GENERAL = [f"{a} {b}" for a in SENTENCES for b in SENTENCES] * 4
@@ -40,15 +42,17 @@ def make(dtype=torch.float32, trainable="blocks", **settings):
 
 def run(tmp_path, evaluate=lambda step: {"verbmem_f": 50.0, "nll_general": 1.0}, rule=None, made=None, **options):
     model, parameters, forget, general, config = made or make()
+    before = {"verbmem_f": 90.0, "nll_general": 1.0}
+    search = Search(
+        rule, before, every=config.evaluate_every, last=config.max_steps, utility_floor=config.stop.utility_floor
+    )
     outcome = unlearn(
         model,
         parameters,
-        forget,
-        general,
+        Texts(forget, general),
         config,
+        search=search,
         evaluate=evaluate,
-        rule=rule,
-        before={"verbmem_f": 90.0, "nll_general": 1.0},
         checkpoints=Checkpoints(tmp_path / "checkpoints", 2),
         **options,
     )
@@ -66,17 +70,19 @@ def same(first, second):
 @pytest.mark.parametrize("divergence", list(unteach.DIVERGENCES))
 def test_gradient_is_that_of_the_full_logit_definitions(loss, divergence):
     model, parameters, forget, general, _ = make(torch.float64)
-    method = Method(loss=loss, divergence=divergence, alpha=0.3)
     base = tiny_model("llama", seed=5).double()
     sequences = forget.batch(0, 4)
     with torch.no_grad():
         hidden, labels, _ = hidden_states(base, sequences)
-    given = base if loss == "it" else unteach.method.vocab_head.token_log_odds(hidden, labels, Head.of(base)).detach()
-    value, nll, tokens = forget_term(model, sequences, method, given)
+    head = Head.of(base)
+    log_odds = unteach.method.vocab_head.token_log_odds(hidden, labels, head).detach()
+    log_odds = log_odds.split([len(sequence) - 1 for sequence in sequences])
+    pull = pull_of(sequences, loss, base_log_odds=log_odds, base=Reading([hidden], head))
+    value, nll, tokens = forget_term(model, pull, 0)
     chunks = general.batch(0, 4)
     with torch.no_grad():
-        teacher_hidden = hidden_states(base, chunks)[0]
-    penalty, _ = general_term(model, chunks, divergence, teacher_hidden, Head.of(base))
+        taught = hidden_states(base, chunks)[0]
+    penalty, _ = held_term(model, held_to(chunks, divergence, taught, head), 0)
     mine = torch.autograd.grad(0.3 * value + penalty, list(parameters.values()))
 
     ids, lengths = unteach.data.pad(sequences)
@@ -141,10 +147,10 @@ def test_unlearning_raises_the_nll_of_the_forget_text(tmp_path):
 
 def test_npo_base_is_the_model_before_the_run():
     model, _, forget, _, config = make()
-    base = InitialLogOdds(model, forget.sequences, config)
+    base = LogOddsOfModel(model, forget.sequences, config)
     hidden, labels, _ = hidden_states(model, [forget.sequences[3], forget.sequences[1]])
     expected = unteach.method.vocab_head.token_log_odds(hidden, labels, Head.of(model))
-    torch.testing.assert_close(base.of([3, 1], torch.device("cpu")), expected.detach(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(torch.cat([base.values[3], base.values[1]]), expected.detach(), rtol=1e-5, atol=1e-5)
 
 
 # ---- stopping ----------------------------------------------------------------------------------------
@@ -335,7 +341,7 @@ def test_a_method_without_numbers_is_refused():
 def test_gradients_do_not_outlive_their_step(optimizer):
     model, parameters, forget, general, config = make()
     method = dataclasses.replace(METHOD, optimizer=optimizer)
-    row = train_step(model, make_optimizer(parameters.values(), method), forget, [0, 1], general, method, config, 0)
+    row = one_step(model, make_optimizer(parameters.values(), method), forget, general, method, config)
     assert row["grad_norm"] > 0
     assert all(p.grad is None for p in parameters.values())
 
@@ -344,5 +350,5 @@ def test_precision_is_set_for_a_pass_and_put_back():
     before = torch.get_float32_matmul_precision()
     made = make(precision=Precision(forget="tf32", divergence="fp32"))
     model, parameters, forget, general, config = made
-    train_step(model, make_optimizer(parameters.values(), METHOD), forget, [0, 1], general, METHOD, config, 0)
+    one_step(model, make_optimizer(parameters.values(), METHOD), forget, general, METHOD, config)
     assert torch.get_float32_matmul_precision() == before

@@ -8,12 +8,14 @@ import torch
 from test_loop import METHOD, make, run, same
 
 import unteach
+from steps import pull_of
 from unteach.config import Method
 from unteach.evaluation.repetition import longest_loop
 from unteach.method.losses import LOSSES
+from unteach.method.vocab_head import Head
 from unteach.training.loop import Interrupted
 from unteach.training.own_loops import COPIES, SHORTEST_LOOP, OwnLoops, find_loops
-from unteach.training.passes import InitialLogOdds, chosen_tokens, forget_term
+from unteach.training.passes import LogOddsOfModel, Reading, chosen_tokens, forget_term, hidden_states
 
 
 def loop_by_definition(sequence, copies, minimum):
@@ -45,9 +47,9 @@ def test_a_loop_is_found_where_it_stands():
 @pytest.mark.parametrize("share", [0.1, 0.5, 1.0])
 def test_the_least_sure_tokens_are_chosen(share):
     model, _, forget, _, config = make()
-    initial = InitialLogOdds(model, forget.sequences, config)
-    chosen = initial.least_sure([2, 0], share, torch.device("cpu"))
-    for number, part in zip([2, 0], chosen.split([len(forget.sequences[n]) - 1 for n in (2, 0)]), strict=True):
+    initial = LogOddsOfModel(model, forget.sequences, config)
+    for number, part in zip([2, 0], initial.least_sure([2, 0], share), strict=True):
+        assert len(part) == len(forget.sequences[number]) - 1
         values = initial.values[number]
         assert int(part.sum()) == chosen_tokens(len(values), share) == max(1, round(share * len(values)))
         if share < 1:
@@ -66,14 +68,18 @@ def test_only_the_chosen_tokens_make_the_loss(loss):
     seen = mask.masked_scatter(mask, chosen)
     logits, base_logits = (m(ids).logits[:, :-1] for m in (model, base))
     extra = {"base_logits": base_logits.detach() / 2} if LOSSES[loss].needs_base else {}
-    if loss == "it":
+    if LOSSES[loss].rows:
         base.get_output_embeddings().weight.data /= 2
-    given = base if loss == "it" else unteach.method.losses.token_log_odds(base_logits / 2, ids[:, 1:])[mask].detach()
+    log_odds = unteach.method.losses.token_log_odds(base_logits / 2, ids[:, 1:])[mask].detach()
+    with torch.no_grad():
+        reading = Reading([hidden_states(base, sequences)[0]], Head.of(base))
     expected = unteach.forget_loss(loss, logits, ids[:, 1:], seen, **extra)
-    value, nll, count = forget_term(model, sequences, Method(loss=loss), given, chosen)
+    split = {"chosen": chosen.split(tokens), "base_log_odds": log_odds.split(tokens)}
+    pull = pull_of(sequences, loss, **split, base=reading)
+    value, nll, count = forget_term(model, pull, 0)
     assert count == int(chosen.sum())
     assert value.item() == pytest.approx(expected.item(), rel=1e-9)
-    assert nll.item() == pytest.approx(forget_term(model, sequences, Method(loss="ll"))[1].item())
+    assert nll.item() == pytest.approx(forget_term(model, pull_of(sequences, "ll"), 0)[1].item())
     weights = list(parameters.values())
     for a, b in zip(torch.autograd.grad(value, weights), torch.autograd.grad(expected, weights), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-12)

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
+from steps import one_step, pull_of
 from tiny_models import tiny_model
 from unteach.config import ForgetConfig, Method, Precision
 from unteach.data import ForgetBatches
 from unteach.method.mean_teacher import MeanTeacher
 from unteach.models import decoder_layers, trainable_parameters
-from unteach.training.loop import train_step
 from unteach.training.passes import by_length, computing, forget_term, hidden_states, loss_scale, unscale_gradients
 
 SEQUENCES = [list(range(1, 30)), list(range(5, 20)), list(range(3, 40))]
@@ -23,7 +23,7 @@ def gradients(model: Any, precision: str, scale: float = 1.0, checkpointed: bool
     parameters = list(trainable_parameters(model, "blocks").values())
     with computing(model, precision, checkpointed=checkpointed):
         for part in (SEQUENCES[:1], SEQUENCES[1:]):  # twice: the second is added to the first
-            (scale * 1e-4 * forget_term(model, part, Method(loss="ll"))[0]).backward()
+            (scale * 1e-4 * forget_term(model, pull_of(part, "ll"), 0)[0]).backward()
     unscale_gradients(parameters, scale)
     found = [p.grad for p in parameters if p.grad is not None]
     for p in parameters:
@@ -133,14 +133,14 @@ def test_a_gradient_beyond_float16_is_computed_again_with_a_smaller_scale(monkey
                 tried.append(scale)
                 unscale_gradients(parameters, scale)
 
-            monkeypatch.setattr("unteach.training.loop.loss_scale", lambda *args, **kwargs: first_scale)
-            monkeypatch.setattr("unteach.training.loop.unscale_gradients", spy)
+            monkeypatch.setattr("unteach.training.step.loss_scale", lambda *args, **kwargs: first_scale)
+            monkeypatch.setattr("unteach.training.step.unscale_gradients", spy)
         model = tiny_model("llama")
         parameters = list(trainable_parameters(model, "blocks").values())
         optimizer = MeanTeacher(parameters, clip=None)
         config = ForgetConfig(model="", precision=Precision(forget="fp16", divergence="fp16"), batch=3, general_batch=3)
         method = Method(loss="ll", alpha=1.0)
-        train_step(model, optimizer, ForgetBatches(SEQUENCES, 0), [0, 1, 2], Chunks(), method, config, 0)  # type: ignore[arg-type]
+        one_step(model, optimizer, ForgetBatches(SEQUENCES, 0), Chunks(), method, config)
         return [p.detach() for p in parameters]
 
     usual = step(None)

@@ -48,8 +48,9 @@ from unteach.models.distributed import (
 from unteach.models.precision import HALF, resolved_precision
 from unteach.training.calibrate import calibrated, is_complete, measure, noise_warning
 from unteach.training.checkpoint import Checkpoints
-from unteach.training.loop import Outcome, Texts, unlearn
+from unteach.training.loop import Outcome, unlearn
 from unteach.training.stopping import Search, StopRule, parse_rule
+from unteach.training.texts import Texts
 
 __all__ = ["ForgetResult", "forget", "run_forget"]
 

@@ -249,6 +249,8 @@ class _Run:
         outputs = FLOAT * student.width * general_batch * (general_length - 1)
         if student.head_is_trained:
             outputs += FLOAT * student.width * student.vocabulary
+        read_by_base = FLOAT * base.width * batch * (forget_length - 1) if base else 0
+        outputs += read_by_base
         exchange = min(trained, FLOAT * (BUCKET_ELEMENTS + largest))
         stepping = exchange
         if adamw:  # on a GPU in one kernel, in place
@@ -271,7 +273,7 @@ class _Run:
             "student's copy while the teacher reads": trained if adamw else 0,
             "gradients": trained,
             "gathered weights and gradients": gathered,
-            "teacher's outputs": outputs,
+            "outputs of teacher and base model": outputs,
             "activations": max(forget.activations, general.activations),
             "vocabulary head": max(forget.head, general.head),
             "optimizer step": stepping,
@@ -280,8 +282,9 @@ class _Run:
         checkpoint = (4 if adamw else 3) * FLOAT * student.trainable
         moments = {  # beside what stands
             "while the teacher reads": outputs + gathered + (trained + reading if adamw else max(reading, exchange)),
-            "while the student reads forget text": trained + outputs + gathered + forget.peak + base_reading,
+            "while the student reads forget text": trained + outputs + gathered + forget.peak,
             "while the student reads general text": trained + outputs + gathered + general.peak,
+            "while the base model reads": read_by_base + base_reading,
             "in the optimizer step": trained + outputs + stepping,
             EVALUATION: gathered + evaluation,
         }

@@ -9,22 +9,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from unteach.config import ForgetConfig, Method
-from unteach.data import ForgetBatches, GeneralText
 from unteach.errors import InputError
-from unteach.method.losses import LOSSES, ForgetLoss
 from unteach.method.optimizers import make_optimizer
-from unteach.method.shards import other_weights
-from unteach.models.distributed import any_rank, parts_of_rank
+from unteach.models.distributed import any_rank
 from unteach.training.checkpoint import Checkpoints
 from unteach.training.own_loops import NO_LOOPS, OwnLoops, find_loops
-from unteach.training.passes import HeldText, LogOddsOfModel, Parts, Pull, Reading, by_length, read
 from unteach.training.step import train_step
 from unteach.training.stopping import Search
+from unteach.training.texts import OtherModels, Texts, texts_of_step
 
-__all__ = ["Interrupted", "Outcome", "Texts", "unlearn"]
+__all__ = ["Interrupted", "Outcome", "unlearn"]
 
 
 class Interrupted(Exception):  # noqa: N818  (not an error: the run was asked to pause)
@@ -40,19 +36,6 @@ class Outcome:
     rule: str
     """``stop``, ``utility_floor`` or ``max_steps``."""
     scores: Mapping[str, float]
-
-
-@dataclass(frozen=True, slots=True)
-class Texts:
-    """What a run reads."""
-
-    forget: ForgetBatches
-    general: GeneralText
-
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest forget sequence: micro-batches are measured by it."""
-        return max(map(len, self.forget.sequences))
 
 
 @dataclass(slots=True)
@@ -98,7 +81,7 @@ def unlearn(
         resume: Go on from the last checkpoint.
     """
     methods = [*config.phases, config.method]
-    others = _OtherModels(model, parameters, base, texts.forget.sequences, config, methods)
+    others = OtherModels(model, parameters, base, texts.forget.sequences, config, methods)
     at, optimizer, loops = _Position(), make_optimizer(parameters.values(), methods[0]), NO_LOOPS
 
     def save() -> None:
@@ -147,10 +130,7 @@ def unlearn(
             loops = NO_LOOPS
         elif at.step % method.loops_every == 0:
             loops = find_loops(model, texts.forget, at.step)
-        pulls = [_documents(texts, method, config, at.step, others)]
-        if loops.sequences:
-            pulls.append(_own_loops(loops, texts, config))
-        held = [_general(texts, method, config, at.step)]
+        pulls, held = texts_of_step(texts, method, config, at.step, others, loops)
         row = train_step(model, optimizer, pulls, held, 1.0 if method.alpha is None else method.alpha, config)
         at.step += 1
         took = time.perf_counter() - started
@@ -176,76 +156,6 @@ def unlearn(
         if any_rank(paused()):
             save()
             raise Interrupted(f"stopped after step {at.step}")
-
-
-class _OtherModels:
-    """What forget losses compare the student with: the model before unlearning, and a given base model.
-
-    Log-odds are computed once for all documents; logits and hidden states are read anew at every step.
-    """
-
-    def __init__(
-        self, model: Any, parameters: Mapping[str, torch.nn.Parameter], base: Any,
-        sequences: Sequence[Sequence[int]], config: ForgetConfig, methods: Sequence[Method],
-    ) -> None:  # fmt: skip
-        self._model, self._base, self._config = model, base, config
-        losses = [LOSSES[method.loss] for method in methods]
-        kinds = {(loss.base, loss.reads == "log_odds") for loss in losses}
-        sure = any(method.token_share < 1 for method in methods)
-        self.initial = LogOddsOfModel(model, sequences, config) if sure or ("initial", True) in kinds else None
-        self.given = LogOddsOfModel(base, sequences, config) if ("given", True) in kinds else None
-        self._parameters = list(parameters.values())
-        start = [p.detach().clone() for p in self._parameters] if ("initial", False) in kinds else []
-        self._start: list[Tensor] = start
-
-    def read(self, loss: ForgetLoss, sequences: Sequence[Sequence[int]], parts: Parts, layer: int | None) -> Reading:
-        """The reading of the model that a loss compares with."""
-        if loss.base == "given":
-            return read(self._base, sequences, parts, self._config, self._config.precision.forget, layer)
-        with other_weights(self._parameters, self._start):
-            return read(self._model, sequences, parts, self._config, self._config.precision.forget, layer)
-
-
-def _documents(texts: Texts, method: Method, config: ForgetConfig, step: int, others: _OtherModels) -> Pull:
-    """The forget documents of a step, with what the method's loss needs to know of them."""
-    loss, numbers = LOSSES[method.loss], texts.forget.numbers(step, config.batch)
-    sequences = [texts.forget.sequences[n] for n in numbers]
-    pull = Pull(
-        sequences=sequences,
-        parts=_micro_batches(sequences, config, texts.longest),
-        loss=method.loss,
-        options=method.loss_options,
-    )
-    changes: dict[str, Any] = {}
-    if others.initial and method.token_share < 1:
-        changes["chosen"] = others.initial.least_sure(numbers, method.token_share)
-    compared = {"initial": others.initial, "given": others.given, None: None}[loss.base]
-    if loss.reads == "log_odds" and compared:
-        changes["base_log_odds"] = [compared.values[n] for n in numbers]
-    elif loss.base is not None:
-        changes["base"] = others.read(loss, sequences, pull.parts, pull.layer)
-    return dataclasses.replace(pull, **changes)
-
-
-def _own_loops(loops: OwnLoops, texts: Texts, config: ForgetConfig) -> Pull:
-    """What the model repeats over and over by itself: unlearned by NLUL, whatever the documents' loss is."""
-    parts = _micro_batches(loops.sequences, config, texts.longest)
-    return Pull(sequences=loops.sequences, parts=parts, loss="nlul", chosen=loops.repeated)
-
-
-def _general(texts: Texts, method: Method, config: ForgetConfig, step: int) -> HeldText:
-    """The general text of a step."""
-    sequences = texts.general.batch(step, config.general_batch)
-    parts = _micro_batches(sequences, config, texts.longest)
-    return HeldText(sequences=sequences, parts=parts, divergence=method.divergence)
-
-
-def _micro_batches(sequences: Sequence[Sequence[int]], config: ForgetConfig, longest: int) -> Parts:
-    """This rank's micro-batches: numbers of sequences of like length."""
-    lengths = [len(sequence) for sequence in sequences]
-    return parts_of_rank(
-        range(len(sequences)), lambda x: by_length(x, [lengths[n] for n in x], config.micro_batch, longest)
-    )
 
 
 def _phase(methods: Sequence[Method], step: int) -> int:

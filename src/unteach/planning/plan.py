@@ -273,7 +273,7 @@ class _Run:
             "student's copy while the teacher reads": trained if adamw else 0,
             "gradients": trained,
             "gathered weights and gradients": gathered,
-            "outputs of teacher and base model": outputs,
+            "teacher's outputs": outputs,
             "activations": max(forget.activations, general.activations),
             "vocabulary head": max(forget.head, general.head),
             "optimizer step": stepping,

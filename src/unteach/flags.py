@@ -56,7 +56,8 @@ def parse(
             loose.append(word)
             continue
         name, equals, value = word[2:].partition("=")
-        flag = flags.get(FORMER_NAMES.get(name, name).replace("_", "-"))
+        name = name.replace("_", "-")
+        flag = flags.get(name) or flags.get(FORMER_NAMES.get(name, ""))
         if flag is None:
             problems.append(f"unknown flag --{name}{nearest_name(name, flags)}")
             while rest and not rest[0].startswith("--"):

@@ -12,11 +12,12 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from unteach.config import ForgetConfig, from_yaml, read_settings
-from unteach.errors import InputError
-from unteach.flags import help_text, parse
+from unteach.errors import InputError, Interrupted
+
+if TYPE_CHECKING:
+    from unteach.config import ForgetConfig
 
 __all__ = ["main"]
 
@@ -46,16 +47,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         print(f"unteach {__version__}")
         return DONE
-    from unteach.models.distributed import finish
-    from unteach.training.loop import Interrupted
-
     try:
         if arguments[0] not in COMMANDS:
             raise InputError(f"unknown command {arguments[0]!r}: choose one of {', '.join(COMMANDS)}")
         if _under_torchrun() and arguments[0] != "forget":
             raise InputError(f"{arguments[0]} runs on one process: start it without torchrun, which is for forget")
         COMMANDS[arguments[0]].run(arguments[1:])
-        finish()
+        _finish()
     except InputError as error:
         name = "unteach"
         if not _speaks():
@@ -67,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Interrupted as error:
         if _speaks():
             print(f"unteach: {error}; go on with: unteach forget --resume RUN", file=sys.stderr)
-        finish()
+        _finish()
         return INTERRUPTED
     except KeyboardInterrupt:
         print("unteach: interrupted", file=sys.stderr)
@@ -87,12 +85,22 @@ def _under_torchrun() -> bool:
     return int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
+def _finish() -> None:
+    """Leave the process group that a command under ``torchrun`` has formed."""
+    if _under_torchrun():
+        from unteach.models.distributed import finish
+
+        finish()
+
+
 def _speaks() -> bool:
     """Whether this process prints what all ranks would say alike: the first of them does."""
     return not _under_torchrun() or os.environ.get("RANK", "0") == "0"
 
 
 def _forget(arguments: list[str]) -> None:
+    from unteach.config import ForgetConfig, from_yaml
+
     _help(arguments, "forget", ForgetConfig, flatten=("method",))
     as_json, arguments = _take_switch(arguments, "--json")
     dry_run, arguments = _take_switch(arguments, "--dry-run")
@@ -157,6 +165,9 @@ def _before_and_after(before: Mapping[str, float], after: Mapping[str, float]) -
 
 
 def _forget_config(arguments: list[str]) -> ForgetConfig:
+    from unteach.config import ForgetConfig, from_yaml, read_settings
+    from unteach.flags import parse
+
     path, arguments = _take_value(arguments, "--config")
     start = read_settings(path) if path is not None else None
     try:
@@ -168,6 +179,8 @@ def _forget_config(arguments: list[str]) -> ForgetConfig:
 
 
 def _plan(arguments: list[str]) -> None:
+    from unteach.config import ForgetConfig
+
     _help(arguments, "plan", ForgetConfig, flatten=("method",))
     as_json, arguments = _take_switch(arguments, "--json")
     ranks, arguments = _take_value(arguments, "--ranks")
@@ -224,6 +237,8 @@ def _run_command(
     show: Callable[[dict[str, Any]], None] = lambda result: None,
 ) -> None:
     """Read the options, run the command, and print its result as JSON or for people."""
+    from unteach.flags import parse
+
     _help(arguments, name, kind)
     options = parse(kind, arguments, positional=positional)
     try:
@@ -295,6 +310,8 @@ def _overview() -> str:
 
 def _help(arguments: list[str], name: str, kind: type, flatten: Sequence[str] = ()) -> None:
     if "--help" in arguments or "-h" in arguments:
+        from unteach.flags import help_text
+
         command = COMMANDS[name]
         text = help_text(
             kind, usage=command.usage, description=command.summary, examples=command.examples, flatten=flatten

@@ -87,6 +87,9 @@ class Method:
                 wrong.append(
                     f"{where}{name} is {value!r}: it must be one of {', '.join(known)}{nearest_name(value, known)}"
                 )
+        if self.optimizer in OPTIMIZERS:
+            unknown = OPTIMIZERS[self.optimizer].unknown(self.optimizer, self.optimizer_options)
+            wrong += [f"{where}optimizer_options: {problem}" for problem in unknown]
         for name in ("alpha", "lr", "clip"):
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):

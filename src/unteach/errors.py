@@ -1,10 +1,10 @@
-"""The one exception for wrong input: every problem on a line of its own."""
+"""What ends a command: wrong input, every problem on a line of its own, or a wish to pause."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-__all__ = ["InputError", "first_line"]
+__all__ = ["InputError", "Interrupted", "first_line"]
 
 _LONGEST_LINE = 300
 """PyTorch's message for want of GPU memory lists every process in one line."""
@@ -27,6 +27,10 @@ class InputError(ValueError):
 
     def __reduce__(self) -> tuple[type[InputError], tuple[list[str]]]:
         return type(self), (self.problems,)
+
+
+class Interrupted(Exception):  # noqa: N818  (not an error: the run was asked to pause)
+    """The run was asked to stop; its checkpoint is written."""
 
 
 def first_line(error: BaseException) -> str:

@@ -22,6 +22,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from unteach.config import ForgetConfig, Method, Precision
 from unteach.data import ForgetBatches
+from unteach.errors import Interrupted
 from unteach.evaluation.generation import generate, next_tokens
 from unteach.evaluation.scoring import token_logprobs
 from unteach.method.losses import LOSSES
@@ -29,7 +30,7 @@ from unteach.method.optimizers import make_optimizer
 from unteach.models import distributed, trainable_parameters
 from unteach.training.calibrate import measure
 from unteach.training.checkpoint import Checkpoints
-from unteach.training.loop import Interrupted, unlearn
+from unteach.training.loop import unlearn
 from unteach.training.step import train_step
 from unteach.training.stopping import Search
 from unteach.training.texts import OtherModels, Texts, texts_of_step

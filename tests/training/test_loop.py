@@ -13,13 +13,14 @@ from steps import held_to, one_step, pull_of
 from tiny_models import SENTENCES, small_tokenizer, tiny_model
 from unteach.config import ForgetConfig, Method, Precision
 from unteach.data import ForgetBatches, GeneralText
+from unteach.errors import Interrupted
 from unteach.method.anchored_adamw import AnchoredAdamW
 from unteach.method.losses import LOSSES
 from unteach.method.optimizers import make_optimizer
 from unteach.method.vocab_head import Head
 from unteach.models import trainable_parameters
 from unteach.training.checkpoint import Checkpoints
-from unteach.training.loop import Interrupted, unlearn
+from unteach.training.loop import unlearn
 from unteach.training.passes import LogOddsOfModel, Reading, forget_term, held_term, hidden_states
 from unteach.training.stopping import Search, StopRule, parse_rule
 from unteach.training.texts import Texts

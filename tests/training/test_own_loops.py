@@ -10,10 +10,10 @@ from test_loop import METHOD, make, run, same
 import unteach
 from steps import pull_of
 from unteach.config import Method
+from unteach.errors import Interrupted
 from unteach.evaluation.repetition import longest_loop
 from unteach.method.losses import LOSSES
 from unteach.method.vocab_head import Head
-from unteach.training.loop import Interrupted
 from unteach.training.own_loops import COPIES, SHORTEST_LOOP, OwnLoops, find_loops
 from unteach.training.passes import LogOddsOfModel, Reading, chosen_tokens, forget_term, hidden_states
 

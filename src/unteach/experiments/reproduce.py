@@ -85,7 +85,7 @@ def run(options: ReproduceOptions) -> dict[str, Any]:
         nearest = nearest_name(options.name, known)
         raise InputError(f"name is {options.name!r}: it must be one of {', '.join(known)}{nearest}")
     seeds = read_seeds(options.seeds)
-    from unteach.training.loop import Interrupted
+    from unteach.errors import Interrupted
 
     with tempfile.TemporaryDirectory() as work:
         try:

@@ -116,7 +116,7 @@ def run_side_by_side(
 
 
 def _raise_if_all_end(error: BaseException) -> None:
-    from unteach.training.loop import Interrupted
+    from unteach.errors import Interrupted
 
     if isinstance(error, BrokenProcessPool):
         raise CellError("a worker was killed, most likely for lack of memory: take fewer --jobs") from error

@@ -7,6 +7,7 @@ To add one, register it here: a class like ``MeanTeacher`` or ``AnchoredAdamW`` 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +32,12 @@ class OptimizerKind:
     """The fields of ``config.Method`` that it takes."""
     label: str
     """How results and tables call it."""
+
+    def unknown(self, name: str, options: Iterable[str]) -> list[str]:
+        """A line for each option that the optimizer called ``name`` does not take."""
+        known = [p for p in list(inspect.signature(self.build).parameters)[1:] if p not in self.settings]
+        allowed = ", ".join(known) or "none"
+        return [f"optimizer {name!r} has no setting {o!r}: allowed are {allowed}" for o in options if o not in known]
 
 
 OPTIMIZERS: dict[str, OptimizerKind] = {

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from unteach.config import ForgetConfig, Method
-from unteach.errors import InputError
+from unteach.errors import InputError, Interrupted
 from unteach.method.optimizers import make_optimizer
 from unteach.models.distributed import any_rank
 from unteach.training.checkpoint import Checkpoints
@@ -20,11 +20,7 @@ from unteach.training.step import train_step
 from unteach.training.stopping import Search
 from unteach.training.texts import OtherModels, Texts, texts_of_step
 
-__all__ = ["Interrupted", "Outcome", "unlearn"]
-
-
-class Interrupted(Exception):  # noqa: N818  (not an error: the run was asked to pause)
-    """The run was asked to stop; its checkpoint is written."""
+__all__ = ["Outcome", "unlearn"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,8 @@ import torch
 import transformers
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from unteach.writing import markdown_table
+
 SHAPES = {  # width, inner width, blocks, heads, key heads, vocabulary
     "tiny": (64, 176, 2, 4, 2, 512),
     "135M": (576, 1536, 30, 9, 3, 49152),
@@ -48,11 +50,7 @@ def table(rows, title=""):
     """Print rows (dicts of the same keys) as a Markdown table."""
     if title:
         print(f"\n{title}")
-    names = list(rows[0])
-    print("| " + " | ".join(names) + " |")
-    print("|" + "|".join("---" if isinstance(rows[0][name], str) else "---:" for name in names) + "|")
-    for row in rows:
-        print("| " + " | ".join(shown(row[name]) for name in names) + " |")
+    print(markdown_table(list(rows[0]), [[shown(row[name]) for name in rows[0]] for row in rows]), flush=True)
     print(flush=True)
 
 

@@ -14,14 +14,10 @@ import pytest
 import torch
 import yaml
 
-import unteach
 from unteach.cli import COMMANDS, main
 from unteach.corpora import micro
 from unteach.data import read_documents
-from unteach.errors import InputError
-from unteach.experiments import side_by_side
-from unteach.experiments.cells import Cell, CellFolder, mean_and_std, result_table, thinned
-from unteach.experiments.paper import losses, theorem
+from unteach.experiments.paper import theorem
 from unteach.experiments.reproduce import ReproduceOptions, run
 from unteach.experiments.side_by_side import CellError, number_of_jobs
 from unteach.experiments.sources import build
@@ -85,51 +81,6 @@ def test_a_cell_is_measured_once_and_another_setting_is_noticed(tmp_path, capsys
     assert json.loads(file.read_text()) == content
 
 
-def counted(folder: Path, settings: dict, done: list, **others) -> tuple[CellFolder, Cell]:
-    def work() -> dict:
-        done.append(settings)
-        return {"metrics": {"verbmem_f": {"value": float("nan"), "low": None, "high": None}}}
-
-    return CellFolder(folder, lambda line: None, **others), Cell(name="a", seed=1, settings=settings, run=work)
-
-
-def test_an_interrupted_run_keeps_what_is_finished(tmp_path):
-    done: list = []
-    folder, finished = counted(tmp_path, {"x": 1}, done)
-
-    def stop() -> dict:
-        raise KeyboardInterrupt
-
-    broken = Cell(name="b", seed=1, settings={}, run=stop)
-    with pytest.raises(KeyboardInterrupt):
-        folder.complete([finished, broken])
-    assert [folder.state(cell) for cell in (finished, broken)] == ["done", "missing"]
-    repaired = Cell(name="b", seed=1, settings={}, run=lambda: {"metrics": {}})
-    contents = folder.complete([finished, repaired])
-    assert [content["name"] for content in contents] == ["a", "b"]
-    assert len(done) == 1
-    assert contents[0]["metrics"]["verbmem_f"]["value"] is None  # JSON has no NaN
-
-
-def test_a_cell_of_an_older_version_is_noticed_and_measured_again_on_request(tmp_path):
-    done: list = []
-    folder, cell = counted(tmp_path, {"x": 1}, done)
-    folder.get(cell)
-    content = json.loads(folder.path(cell).read_text())
-    assert content["versions"]["unteach"] == unteach.__version__
-    assert content["commit"] is None or len(content["commit"].removesuffix("-dirty")) == 12
-    content["versions"]["unteach"] = "0.0.1"
-    folder.path(cell).write_text(json.dumps(content))
-    assert folder.state(cell) == "older version"
-    assert "older version" in folder.states([cell])
-    folder.complete([cell])
-    assert len(done) == 1
-    fresh, cell = counted(tmp_path, {"x": 1}, done, fresh=True)
-    fresh.complete([cell])
-    assert len(done) == 2
-    assert fresh.state(cell) == "done"
-
-
 @pytest.mark.slow
 def test_the_theorem_is_measured_once_and_listed_without_measuring(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(theorem, "TheoremSettings", functools.partial(theorem.TheoremSettings, num_steps=4, halvings=3))
@@ -144,61 +95,6 @@ def test_the_theorem_is_measured_once_and_listed_without_measuring(tmp_path, cap
     again = run(ReproduceOptions(name="theorem", out=tmp_path, seeds="1", device="cpu", images=tmp_path / "again"))
     assert measured(capsys.readouterr().err) == []
     assert Path(again["figures"][0]).read_bytes() == Path(done["figures"][0]).read_bytes()
-
-
-def test_a_cell_with_other_settings_is_measured_again(tmp_path):
-    done: list = []
-    for settings in ({"x": 1}, {"x": 1}, {"x": 2}, {"x": 2}):
-        folder, cell = counted(tmp_path, settings, done)
-        assert folder.complete([cell])[0]["settings"] == settings
-    assert done == [{"x": 1}, {"x": 2}]
-
-
-def test_a_damaged_file_counts_as_missing(tmp_path):
-    done: list = []
-    folder, cell = counted(tmp_path, {"x": 1}, done)
-    folder.get(cell)
-    folder.path(cell).write_text('{"key":')
-    assert folder.state(cell) == "missing"
-    folder.get(cell)
-    assert len(done) == 2
-
-
-def test_thinning_keeps_both_ends():
-    rows = [
-        {"step": n, "phase": 0, "nll_forget": 1 / 3, "forget_loss": float("inf"), "grad_norm": n, "divergence": 0.0}
-        for n in range(1, 202)
-    ]
-    curve = thinned(rows, 5)
-    assert curve["step"] == [1, 51, 101, 151, 201]
-    assert curve["nll_forget"] == [0.3333] * 5
-    assert curve["forget_loss"] == [None] * 5
-    assert thinned(rows[:1], 5)["step"] == [1]
-
-
-def test_tables_show_mean_and_sample_deviation():
-    assert mean_and_std([1.0, 2.0, 3.0]) == "2.0 (1.0)"
-    assert mean_and_std([1.25, None], 2) == "1.25"
-    assert mean_and_std([None]) == "–"
-    seeds = [{"verbmem_f": {"value": 10.0}}, {"verbmem_f": {"value": 14.0}}]
-    table = result_table({"a": seeds, "b": [{}]}, ("verbmem_f", "knowmem_f"), {"steps": ["3", "4"]})
-    assert table.splitlines()[2] == "| a   |  12.0 (2.8) |     3 |"
-    assert table.splitlines()[3] == "| b   |           – |     4 |"
-    assert "knowmem_f" not in table
-    small = result_table({"a": [{"tofu_model_utility": {"value": 0.2163}}]}, ("tofu_model_utility",))
-    assert "0.216" in small
-
-
-def test_the_table_of_losses_begins_where_the_mean_teacher_does():
-    curve = {"step": [1, 2, 3, 4], "nll_forget": [0.1, 0.2, 0.3, 0.4], "grad_norm": [5.0, 6.0, 7.0, 8.0]}
-    plain, escaped = (
-        {"name": name, "seed": 0, "metrics": {}, "curve": curve | {"phase": phases}}
-        for name, phases in (("plain", [0, 0, 0, 0]), ("escaped", [0, 0, 1, 1]))
-    )
-    rows = losses.table([plain, escaped]).splitlines()[2:]
-    found = [[text.strip() for text in row.strip("|").split("|")] for row in rows]
-    assert found[0] == ["plain", "0.100", "0.400", "5.000", "8.000"]
-    assert found[1] == ["escaped", "0.300", "0.400", "7.000", "8.000"]
 
 
 @pytest.mark.parametrize(
@@ -295,17 +191,6 @@ def test_a_cell_that_fails_side_by_side_is_named_and_the_others_are_done(tmp_pat
         run(chosen)
     assert "adamw-ll-kl, seed 0 failed" in capfd.readouterr().err
     assert [file.name for file in chosen.out.rglob("*.json")] == ["adamw-npo-kl-seed-0.json"]
-
-
-def test_a_worker_that_reads_other_inputs_refuses(tmp_path, monkeypatch):
-    done: list = []
-    folder, cell = counted(tmp_path, {"x": 1}, done)
-    monkeypatch.setattr(side_by_side, "_worker", {"folder": folder, "cells": {("a", 1): cell}})
-    with pytest.raises(InputError, match="changed after the start, or can be read once only"):
-        side_by_side._measure("a", 1, "the key of the command")
-    assert not done
-    side_by_side._measure("a", 1, cell.key)
-    assert done
 
 
 only_linux = pytest.mark.skipif(sys.platform != "linux", reason="finds the workers in /proc")

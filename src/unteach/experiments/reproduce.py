@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from unteach.config import nearest_name
-from unteach.errors import InputError
+from unteach.errors import InputError, Interrupted
 from unteach.experiments.paper import Experiment, experiment, experiment_names
 from unteach.experiments.presets import METHODS
 from unteach.writing import write_whole
 
-__all__ = ["ReproduceOptions", "read_seeds", "run", "write_readme"]
+__all__ = ["ReproduceOptions", "run", "write_readme"]
 
 
 README = "README.md"
@@ -84,8 +84,7 @@ def run(options: ReproduceOptions) -> dict[str, Any]:
     if options.name not in known:
         nearest = nearest_name(options.name, known)
         raise InputError(f"name is {options.name!r}: it must be one of {', '.join(known)}{nearest}")
-    seeds = read_seeds(options.seeds)
-    from unteach.errors import Interrupted
+    seeds = _read_seeds(options.seeds)
 
     with tempfile.TemporaryDirectory() as work:
         try:
@@ -106,13 +105,11 @@ def _run_cells(options: ReproduceOptions, seeds: list[int], work: Path) -> dict[
         return _write(options, chosen, folder, [c for c in _ordered(folder) if chosen.shows(c["name"])], [])
     setup = build(options, work, _indented) if chosen.uses_benchmark else None
     cells = _chosen(chosen.cells(setup, seeds, folder), options.only)
-    missing = [cell for cell in cells if not folder.is_usable(cell)]
-    jobs = number_of_jobs(options, len(missing)) if setup else 1
+    jobs = number_of_jobs(options, sum(not folder.is_usable(cell) for cell in cells)) if setup else 1
     if options.list or not chosen.measures:
         say(folder.states(cells))
     elif jobs > 1:
-        say(folder.states(cells))
-        run_side_by_side(options, missing, jobs, work, folder, lambda: say(folder.states(cells)))
+        run_side_by_side(options, seeds, cells, jobs, work, folder)
     else:
         folder.complete(cells)
     return _write(options, chosen, folder, folder.finished(cells), cells)
@@ -192,7 +189,7 @@ def _figures(options: ReproduceOptions, chosen: Experiment, contents: list[dict[
     return []
 
 
-def read_seeds(text: str) -> list[int]:
+def _read_seeds(text: str) -> list[int]:
     """The seeds that the option names.
 
     Raises:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from unteach.evaluation.scores import Scores
     from unteach.job import ForgetResult
 
-__all__ = ["Setup", "star_stop"]
+__all__ = ["Setup"]
 
 NEVER = "verbmem_f <= -1"
 """A stop rule that is never met: the run takes all its steps."""
@@ -217,8 +217,10 @@ class Setup:
             }
         return content
 
-    def retrained_knowledge(self, seed: int) -> float:
-        """``knowmem_f`` of the retrained model, on the questions that a stop rule of that seed asks."""
+    def star_stop(self, seed: int) -> Stop:
+        """The rule of the paper's star row: ``knowmem_f`` no higher than the retrained model's, on the questions that
+        the rule of that seed asks.
+        """
         from unteach.corpora.own import read_questions, take_examples
         from unteach.evaluation.suite import evaluate
         from unteach.models import load_model
@@ -232,7 +234,8 @@ class Setup:
             questions, examples = take_examples(read_questions(Path(self.questions)), 5, seed)
             asked = Benchmark("stop", knowledge_forget=questions, knowledge_forget_examples=examples)
         model, tokenizer = load_model(self.config.reference, device=self.config.resolved_device())
-        return evaluate(model, tokenizer, asked, measurements=["knowmem_f"])["knowmem_f"]
+        value = evaluate(model, tokenizer, asked, measurements=["knowmem_f"])["knowmem_f"]
+        return dataclasses.replace(self.config.stop, metric=f"knowmem_f <= {value:.6g}")
 
 
 def _own_passages(result: ForgetResult, out: Path) -> dict[str, float]:
@@ -246,9 +249,3 @@ def _own_passages(result: ForgetResult, out: Path) -> dict[str, float]:
 
 def _round(value: float | None) -> float | None:
     return None if value is None else round(value, 4)
-
-
-def star_stop(setup: Setup, seed: int) -> Stop:
-    """The rule of the paper's star row: ``knowmem_f`` no higher than the retrained model's."""
-    value = setup.retrained_knowledge(seed)
-    return dataclasses.replace(setup.config.stop, metric=f"knowmem_f <= {value:.6g}")

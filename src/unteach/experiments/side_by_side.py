@@ -14,7 +14,7 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -60,24 +60,19 @@ def number_of_jobs(options: ReproduceOptions, missing: int) -> int:
 
 
 def run_side_by_side(
-    options: ReproduceOptions,
-    cells: Sequence[Cell],
-    jobs: int,
-    work: Path,
-    folder: CellFolder,
-    show: Callable[[], None],
+    options: ReproduceOptions, seeds: list[int], cells: Sequence[Cell], jobs: int, work: Path, folder: CellFolder
 ) -> None:
-    """Measure cells in worker processes; every worker writes its cells' files itself.
+    """Measure the cells that are missing in worker processes; every worker writes its cells' files itself.
 
-    What several cells need is measured first, once.
+    What several cells need is measured first, once. The table of states is shown before, and after every cell.
 
     Args:
         options: Of the command; each worker builds its own setup from them.
-        cells: What is to be measured.
+        seeds: Of the command.
+        cells: Of the command.
         jobs: Number of workers.
         work: A temporary folder, whose owner removes it: all that the workers write, besides the cells, is in it.
         folder: Knows which cells are done, and gets the lines for people.
-        show: Called after every cell.
 
     Raises:
         KeyboardInterrupt: The command was asked to stop; the workers have been ended.
@@ -88,13 +83,15 @@ def run_side_by_side(
         jobs,
         multiprocessing.get_context("spawn"),
         initializer=_prepare,
-        initargs=(options, max(1, _cores() // jobs), work),
+        initargs=(options, seeds, max(1, _cores() // jobs), work),
     )
-    needed = {need.key: need for cell in cells for need in cell.needs if not folder.is_usable(need)}
+    folder.say(folder.states(cells))
+    missing = [cell for cell in cells if not folder.is_usable(cell)]
+    needed = {need.key: need for cell in missing for need in cell.needs if not folder.is_usable(need)}
     failed: dict[str, BaseException] = {}
     with _terminate_as_interrupt():
         try:
-            for group in (list(needed.values()), list(cells)):
+            for group in (list(needed.values()), missing):
                 futures = {pool.submit(_measure, cell.name, cell.seed, cell.key): cell for cell in group}
                 for future in as_completed(futures):
                     error, name = future.exception(), f"{futures[future].name}, seed {futures[future].seed}"
@@ -102,7 +99,7 @@ def run_side_by_side(
                         _raise_if_all_end(error)
                         failed[name] = error
                         folder.say(f"{name} failed: {first_line(error)}")
-                    show()
+                    folder.say(folder.states(cells))
         except BaseException:
             _end(pool, others)
             raise
@@ -165,13 +162,12 @@ class _Lines(io.TextIOWrapper):
         return False
 
 
-def _prepare(options: ReproduceOptions, threads: int, work: Path) -> None:
+def _prepare(options: ReproduceOptions, seeds: list[int], threads: int, work: Path) -> None:
     """In a worker, once: limit its threads and build its setup."""
     import torch
 
     from unteach.experiments.cells import CellFolder
     from unteach.experiments.paper import experiment
-    from unteach.experiments.reproduce import read_seeds
     from unteach.experiments.sources import build
     from unteach.job.run_folder import SharedScores
 
@@ -188,7 +184,7 @@ def _prepare(options: ReproduceOptions, threads: int, work: Path) -> None:
     folder = CellFolder(options.out / options.benchmark, say, fresh=options.fresh)
     setup = build(options, Path(tempfile.tempdir), say)
     setup.shared = SharedScores(work / "shared")
-    cells = experiment(options.name).cells(setup, read_seeds(options.seeds), folder)
+    cells = experiment(options.name).cells(setup, seeds, folder)
     known = [*cells, *(need for cell in cells for need in cell.needs)]
     _worker["folder"], _worker["cells"] = folder, {(cell.name, cell.seed): cell for cell in known}
 

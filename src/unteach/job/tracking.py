@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 import json
 import sys
 from collections.abc import Callable
@@ -11,11 +13,14 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from unteach.config import ForgetConfig
+from unteach.config import ForgetConfig, nearest_name
 from unteach.errors import InputError
 from unteach.writing import write_whole
 
-__all__ = ["StepLog"]
+__all__ = ["TRACKERS", "StepLog", "open_tracker"]
+
+Tracker = Callable[[dict[str, Any] | None], None]
+"""Takes the row of every step and, at the end of the run, None."""
 
 
 class StepLog:
@@ -29,7 +34,7 @@ class StepLog:
 
     def __init__(self, folder: Path, config: ForgetConfig, say: Callable[[str], None]) -> None:
         self.file = folder / "metrics.jsonl"
-        self.tracker = _tracker(config, folder)
+        self.tracker = open_tracker(config.track, folder)
         self.console = Console(file=sys.stderr)
         self.progress = Progress(
             TextColumn("step {task.completed}/{task.total}"),
@@ -79,29 +84,49 @@ class StepLog:
         write_whole(self.file, "".join(f"{line}\n" for line in rows))
 
 
-def _tracker(config: ForgetConfig, folder: Path) -> Callable[[dict[str, Any] | None], None] | None:
-    """A function that takes the rows of a run and, at its end, None."""
-    if config.track == "none":
+def open_tracker(name: str, folder: Path) -> Tracker | None:
+    """The tracker of that name, for a run in that folder; None where the name is none.
+
+    Raises:
+        InputError: There is no such tracker, or it is not installed.
+    """
+    if name == "none":
         return None
+    if name not in TRACKERS:
+        known = ["none", *TRACKERS]
+        raise InputError(f"track is {name!r}: it must be one of {', '.join(known)}{nearest_name(name, known)}")
     try:
-        if config.track == "tensorboard":
-            from torch.utils.tensorboard import SummaryWriter
-
-            writer = SummaryWriter(str(folder / "tensorboard"))
-
-            def write(row: dict[str, Any] | None) -> None:
-                if row is None:
-                    writer.close()
-                    return
-                for name, value in row.items():
-                    if name != "step":
-                        writer.add_scalar(name, value, row["step"])
-
-            return write
-        import importlib
-
-        module = importlib.import_module(config.track)  # wandb and trackio share these three calls
+        return TRACKERS[name](folder)
     except ImportError:
-        raise InputError(f"track is {config.track!r}, which is not installed: pip install {config.track}") from None
+        raise InputError(f"track is {name!r}, which is not installed: pip install {name}") from None
+
+
+def _tensorboard(folder: Path) -> Tracker:
+    from torch.utils.tensorboard import SummaryWriter
+
+    writer = SummaryWriter(str(folder / "tensorboard"))
+
+    def track(row: dict[str, Any] | None) -> None:
+        if row is None:
+            writer.close()
+        else:
+            for name, value in row.items():
+                if name != "step":
+                    writer.add_scalar(name, value, row["step"])
+
+    return track
+
+
+def _service(module_name: str, folder: Path) -> Tracker:
+    """A tracker that has wandb's calls."""
+    module = importlib.import_module(module_name)
     module.init(project="unteach", name=folder.name)
     return lambda row: module.finish() if row is None else module.log(row)
+
+
+TRACKERS: dict[str, Callable[[Path], Tracker]] = {
+    "tensorboard": _tensorboard,
+    "wandb": functools.partial(_service, "wandb"),
+    "trackio": functools.partial(_service, "trackio"),
+}
+"""What opens each tracker, given the run folder. To add one, add it here; ``--track NAME`` finds it."""

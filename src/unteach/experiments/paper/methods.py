@@ -9,7 +9,7 @@ from typing import Any
 from unteach.evaluation.metrics import columns
 from unteach.experiments.cells import Cell, CellFolder, by_name, mean_and_std, result_table
 from unteach.experiments.paper import Experiment
-from unteach.experiments.setups import Setup, star_stop
+from unteach.experiments.setups import Setup
 
 __all__ = ["EXPERIMENT", "STAR", "cell", "rows", "table"]
 
@@ -42,7 +42,7 @@ def cell(setup: Setup, name: str, seed: int) -> Cell:
     config = setup.configured(name.removesuffix(STAR), seed, questions=setup.questions)
 
     def run() -> dict[str, Any]:
-        return setup.forget_in_passing(dataclasses.replace(config, stop=star_stop(setup, seed)))
+        return setup.forget_in_passing(dataclasses.replace(config, stop=setup.star_stop(seed)))
 
     fixed = setup.fixed(config) | {"stop": "knowmem_f <= the retrained model's"}
     return Cell(name=name, seed=seed, settings=fixed, run=run)

@@ -217,43 +217,34 @@ def table(contents: Sequence[dict[str, Any]]) -> str:
 
 
 BLUE, ORANGE, GREEN, GREY, BLACK = "#0072B2", "#D55E00", "#009E73", "#5F6B76", "#222222"  # colour-blind safe
+STYLE = {
+    "font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.color": "#E8EBEE",
+    "axes.axisbelow": True, "axes.titlelocation": "left", "axes.titlesize": 11, "axes.titleweight": "bold",
+    "axes.edgecolor": GREY, "legend.frameon": False, "lines.linewidth": 1.5, "lines.markersize": 5,
+    "svg.hashsalt": "unteach",
+}  # fmt: skip
 
 
-def _label(axes: Any, text: str, x: float, y: float, colour: str, offset: tuple[int, int], **options: Any) -> None:
-    """Write a label beside a point, ``offset`` points away from it."""
-    options = {"fontsize": 10, "fontweight": "bold", "va": "center"} | options
-    axes.annotate(text, (x, y), offset, textcoords="offset points", color=colour, **options)
-
-
-def _draw_convergence(axes: Any, groups: list[dict[str, Any]]) -> None:
+def _draw_convergence(axes: Any, groups: Sequence[dict[str, Any]]) -> None:
     """Gap as a share of the path length against α, both models, one momentum."""
-    series = [
-        ("gap", BLUE, "mean teacher"),
-        ("gap_with_plain_damping", GREEN, "λ instead of λ̄"),
-        ("gap_of_plain_gradient", ORANGE, "gradient descent"),
-    ]
+    series = {
+        "gap_of_plain_gradient": (ORANGE, "gradient descent"),
+        "gap_with_plain_damping": (GREEN, "λ instead of λ̄"),
+        "gap": (BLUE, "mean teacher"),
+    }
     alphas = [row["alpha"] for row in groups[0]["rows"]]
-    for group, marker in zip(groups, "os", strict=True):
-        for key, colour, _ in series:
+    for group, marker, filled in zip(groups, "os", (True, False), strict=True):
+        for key, (colour, text) in series.items():
             shares = [row[key] / row["path_length"] for row in group["rows"]]
-            face = colour if marker == "o" else "white"
-            axes.plot(alphas, shares, color=colour, linewidth=1.5, marker=marker, markerfacecolor=face, markersize=5)
-        axes.plot([], [], color=GREY, linestyle="", marker=marker, markersize=6, label=group["model"],
-                  markerfacecolor=GREY if marker == "o" else "white")  # fmt: skip
-    last = [group["rows"][-1] for group in groups]
-    for key, colour, text in series:
-        level = math.exp(sum(math.log(row[key] / row["path_length"]) for row in last) / len(last))
-        _label(axes, text, alphas[-1], level, colour, (-9, 0), ha="right")
-    scale = 0.4 * min(row["gap"] / row["path_length"] for row in last) / (alphas[-1] * math.log(1 / alphas[-1]))
-    guide = [scale * alpha * math.log(1 / alpha) for alpha in alphas]
-    axes.plot(alphas, guide, color=GREY, linewidth=1, linestyle=(0, (4, 3)))
-    _label(axes, "∝ α log(1/α)", alphas[1], guide[1], GREY, (-6, -11), fontsize=9, fontweight="normal")
-    axes.set(xscale="log", yscale="log", xlim=(alphas[-1] / 22, alphas[0] * 1.6), ylim=(1e-4, 4))
-    axes.set_xticks([0.001, 0.01, 0.1], ["0.001", "0.01", "0.1"])
-    axes.set_yticks([0.0001, 0.001, 0.01, 0.1, 1], ["0.01 %", "0.1 %", "1 %", "10 %", "100 %"])
-    axes.minorticks_off()
-    axes.set_xlabel("loss weight α  (number of steps T ∝ 1/α)")
+            face = colour if filled else "white"
+            axes.plot(alphas, shares, color=colour, marker=marker, mfc=face, label=f"{text}, {group['model']}")
+    lowest = min(group["rows"][-1]["gap"] / group["rows"][-1]["path_length"] for group in groups)
+    scale = 0.4 * lowest / (alphas[-1] * math.log(1 / alphas[-1]))
+    axes.plot(alphas, [scale * a * math.log(1 / a) for a in alphas], color=GREY, ls="--", lw=1, label="∝ α log(1/α)")
+    axes.set(xscale="log", yscale="log", ylim=(3e-6, 4), xlabel="loss weight α  (number of steps T ∝ 1/α)")
     axes.set_ylabel("largest gap to natural-gradient descent,\nas a share of its path length")
+    axes.set_title(f"Momentum {groups[0]['momentum']:g}" if groups[0]["momentum"] else "No momentum")
+    axes.legend(fontsize=8, loc="lower right")
 
 
 def flattened(drawn: Mapping[str, Tensor], points: int = 200) -> dict[str, list[list[float]]]:
@@ -269,47 +260,32 @@ def flattened(drawn: Mapping[str, Tensor], points: int = 200) -> dict[str, list[
 
 
 def _draw_paths(axes: Any, paths: Mapping[str, list[list[float]]]) -> None:
-    """The flattened paths."""
-    across, up = zip(*paths["natural"], strict=True)
-    axes.plot(across, up, color=BLACK, linewidth=6, alpha=0.22, solid_capstyle="round")
-    top = up.index(max(up))
-    _label(axes, "natural-gradient descent", across[top], up[top], GREY, (0, 12), ha="center")
-    across, up = zip(*paths["gradient"], strict=True)
-    axes.plot(across, up, color=ORANGE, linewidth=1.5)
-    middle = len(across) // 2
-    _label(axes, "gradient descent", across[middle], up[middle], ORANGE, (-8, -10), ha="right")
-    names = [name for name in paths if name.startswith("α")]
-    for name, opacity in zip((names[0], names[2], names[-1]), (0.45, 0.7, 1.0), strict=True):
-        across, up = zip(*paths[name], strict=True)
-        axes.plot(across, up, color=BLUE, alpha=opacity, linewidth=1.4)
-        _label(axes, name, across[-1], up[-1], BLUE, (7, 0), fontsize=9)
-    axes.plot(0, 0, marker="o", color=BLACK, markersize=6)
-    _label(axes, "θ₀", 0, 0, BLACK, (-20, -2))
+    """The flattened paths: those of the largest, a middle and the smallest α."""
+    alphas = [name for name in paths if name.startswith("α")]
+    axes.plot(*zip(*paths["natural"], strict=True), color=BLACK, lw=6, alpha=0.22, label="natural-gradient descent")
+    axes.plot(*zip(*paths["gradient"], strict=True), color=ORANGE, label="gradient descent")
+    for name, opacity in zip((alphas[0], alphas[2], alphas[-1]), (0.45, 0.7, 1.0), strict=True):
+        axes.plot(*zip(*paths[name], strict=True), color=BLUE, alpha=opacity, label=f"mean teacher, {name}")
+    axes.plot(0, 0, marker="o", ls="", color=BLACK, label="θ₀")
     axes.set(xlabel="first principal direction of the path  (network, momentum)", ylabel="second")
-    axes.margins(x=0.22, y=0.12)
+    axes.set_title("Paths of the mean teacher close in as α → 0")
+    axes.legend(fontsize=8)
 
 
 def _draw_lemma(axes: Any) -> None:
     """The momentum lemma's error term: a constant error, as printed and corrected."""
     setting = {"damping": 1.0, "lr": 1e-3, "momentum": 0.9}
     num_steps, one = 600, torch.ones(1, dtype=torch.float64)
-    path = theory.momentum_iteration(
-        torch.zeros(1, 1, dtype=torch.float64), 0 * one, -one.expand(num_steps, 1), start=0 * one, **setting
-    )
-    printed = theory.printed_momentum_bound(num_steps, start=0.0, error=1.0, **setting)
-    holds = theory.momentum_bound(num_steps, start=0.0, error=1.0, **setting)
-    axes.plot(holds, color=GREEN, linewidth=1.5, linestyle=(0, (5, 2)))
-    axes.plot(printed, color=ORANGE, linewidth=1.5, linestyle=(0, (5, 2)))
-    axes.plot(path[:, 0], color=BLUE, linewidth=2)
-    _label(axes, "bound that holds", num_steps, 1, GREEN, (-4, 9), ha="right")
-    _label(axes, "the iteration", 200, float(path[200, 0]), BLUE, (8, -10))
-    _label(axes, "bound as printed", num_steps, float(printed[-1]), ORANGE, (-4, 9), ha="right")
-    axes.set(
-        xlabel="step t  (μ 0.9, λ 1, η 0.001)",
-        ylabel="‖uₜ − u*‖ in units of ‖ε‖/λ",
-        ylim=(0, 1.2),
-        xlim=(0, num_steps),
-    )
+    path = theory.momentum_iteration(one[None] * 0, 0 * one, -one.expand(num_steps, 1), start=0 * one, **setting)
+    for values, colour, text in (
+        (theory.momentum_bound(num_steps, start=0.0, error=1.0, **setting), GREEN, "bound that holds"),
+        (path[:, 0], BLUE, "the iteration"),
+        (theory.printed_momentum_bound(num_steps, start=0.0, error=1.0, **setting), ORANGE, "bound as printed"),
+    ):
+        axes.plot(values, color=colour, ls="-" if colour == BLUE else "--", label=text)
+    axes.set(xlabel="step t  (μ 0.9, λ 1, η 0.001)", ylabel="‖uₜ − u*‖ in units of ‖ε‖/λ", ylim=(0, 1.2))
+    axes.set_title("Momentum lemma under a constant error ε")
+    axes.legend(fontsize=8)
 
 
 def draw(groups: Sequence[dict[str, Any]], paths: Mapping[str, list[list[float]]]) -> bytes:
@@ -319,23 +295,14 @@ def draw(groups: Sequence[dict[str, Any]], paths: Mapping[str, list[list[float]]
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    style = {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
-             "grid.color": "#E8EBEE", "axes.axisbelow": True, "axes.titlelocation": "left",
-             "axes.titlesize": 11, "axes.titleweight": "bold", "axes.edgecolor": GREY,
-             "svg.hashsalt": "unteach"}  # fmt: skip
-    with pyplot.rc_context(style):
+    with pyplot.rc_context(STYLE):
         figure, panels = pyplot.subplots(2, 2, figsize=(11.5, 8), layout="constrained", facecolor="white")
-        figure.get_layout_engine().set(w_pad=0.12, h_pad=0.12)
         for axes, momentum in zip(panels[0], sorted({group["momentum"] for group in groups}), strict=True):
             _draw_convergence(axes, [group for group in groups if group["momentum"] == momentum])
-            axes.set_title(f"Momentum {momentum:g}" if momentum else "No momentum")
-        panels[0, 0].legend(loc="lower right", frameon=False)
         _draw_paths(panels[1, 0], paths)
-        panels[1, 0].set_title("Paths of the mean teacher close in as α → 0")
         _draw_lemma(panels[1, 1])
-        panels[1, 1].set_title("Momentum lemma under a constant error ε")
         file = io.BytesIO()
-        figure.savefig(file, format="svg", dpi=100, metadata={"Date": None})
+        figure.savefig(file, format="svg", metadata={"Date": None})
         pyplot.close(figure)
     return file.getvalue()
 

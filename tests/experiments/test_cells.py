@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from unteach.experiments.cells import KEY_DEFAULTS, Cell, CellFolder, differing,
 from unteach.experiments.paper import experiment, experiment_names, losses
 from unteach.experiments.paper.recovery import RecoverySettings
 from unteach.experiments.paper.theorem import TheoremSettings
-from unteach.experiments.reproduce import ReproduceOptions
+from unteach.experiments.reproduce import ReproduceOptions, write_readme
 from unteach.experiments.sources import build
 from unteach.method.losses import LOSSES
 
@@ -47,6 +48,22 @@ def test_shipped_cells_are_those_that_the_commands_measure(name, micro_setup):
     assert len(cells) >= 3
     assert {cell.name: folder.state(cell) for cell in cells if not folder.is_usable(cell)} == {}
     assert all(experiment(name).shows(cell.name) for cell in cells)
+
+
+def test_shipped_runs_of_300_steps_are_those_of_their_settings(tmp_path):
+    settings = RESULTS / "losses-300-steps" / "settings.yaml"
+    setup = build(ReproduceOptions(device="cpu", settings=settings), tmp_path, print)
+    folder = CellFolder(RESULTS / "losses-300-steps" / "micro", print)
+    states = [folder.state(cell) for cell in experiment("losses").cells(setup, [0, 1, 2], folder)]
+    assert len(states) - states.count("missing") == len(folder.read_all()) == 8
+    assert "other settings" not in states
+
+
+@pytest.mark.parametrize("readme", sorted(RESULTS.rglob("README.md")), ids=lambda path: path.parent.name)
+def test_tables_beside_the_cells_are_made_from_them(readme, tmp_path):
+    folder = tmp_path / readme.parent.name
+    shutil.copytree(readme.parent, folder)
+    assert write_readme(CellFolder(folder, print)).read_bytes() == readme.read_bytes()
 
 
 def test_a_new_setting_changes_no_key_and_a_new_default_does():

@@ -25,7 +25,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import unteach
+from unteach.config import Method
 from unteach.evaluation.metrics import METRICS, describe
+from unteach.method.losses import LOSSES
 from unteach.writing import format_number, markdown_table
 
 __all__ = [
@@ -40,17 +42,19 @@ CURVE_POINTS = 60
 KEY_DEFAULTS: dict[str, dict[str, Any]] = {
     "ForgetConfig": {
         "documents": "", "out": "", "general": None, "holdout": None, "reference": None, "questions": None,
-        "incompetent": None, "text_field": "text", "document_mode": "chunk", "max_tokens": None,
+        "base": None, "text_field": "text", "document_mode": "chunk", "max_tokens": None,
         "general_tokens": None, "batch": 16, "general_batch": 16, "micro_batch": None, "trainable": "blocks",
         "method": {}, "phases": [], "precision": {}, "compile": False, "checkpoint_activations": False, "stop": {},
-        "wished_steps": 100, "max_steps": 500, "evaluate_every": 20, "probes": 64, "checkpoint_every": 20,
+        "expected_steps": 100, "max_steps": 500, "evaluate_every": 20, "probes": 64, "checkpoint_every": 20,
         "keep_checkpoints": 2, "seed": 0, "device": "auto", "track": "none", "save_dtype": "auto",
     },
     "Method": {
-        "optimizer": "mean_teacher", "loss": "nlul", "divergence": "kl", "token_share": 0.25, "loops_every": 4,
-        "alpha": None, "lr": None, "momentum": 0.95, "teacher_rate": None, "damping": None, "clip": 1.0, "beta": 0.1,
-        "ratio": "sum", "tolerance": 0.0, "betas": [0.9, 0.95], "weight_decay": 0.0, "warmup": 100, "steps": None,
+        "optimizer": "mean_teacher", "optimizer_options": {}, "loss": "nlul", "loss_options": {}, "divergence": "kl",
+        "token_share": 0.25, "loops_every": 4, "alpha": None, "lr": None, "momentum": 0.95, "teacher_rate": None,
+        "damping": None, "clip": 1.0, "betas": [0.9, 0.95], "weight_decay": 0.0, "warmup": 100, "steps": None,
     },
+    "loss npo": {"beta": 0.1, "ratio": "sum"},
+    "loss nlul": {"tolerance": 0.0},
     "Precision": {"forget": "auto", "divergence": "auto"},
     "Stop": {"metric": None, "utility_floor": 0.5},
     "RecoverySettings": {"lr": 1e-4, "steps": 100, "batch": 16, "max_tokens": 512},
@@ -72,9 +76,18 @@ def differing(settings: Any) -> dict[str, Any]:
     for field in dataclasses.fields(settings):
         default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
         value = _plain(getattr(settings, field.name))
+        if field.name == "loss_options":
+            value = _differing_options(settings)
         if value != frozen.get(field.name, _plain(default)):
             found[field.name] = value
     return found
+
+
+def _differing_options(method: Method) -> dict[str, Any]:
+    """The same for the options of a loss, given or left as they are."""
+    usual = LOSSES[method.loss].hyper
+    frozen = usual | KEY_DEFAULTS.get(f"loss {method.loss}", {})
+    return {name: value for name, value in (usual | method.loss_options).items() if value != frozen[name]}
 
 
 def _plain(value: Any) -> Any:

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import sys
 import tempfile
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,8 @@ from unteach.writing import write_whole
 __all__ = ["ReproduceOptions", "run", "write_readme"]
 
 
-README = "README.md"
+README, ABOUT = "README.md", "ABOUT.md"
+"""Written beside the cells; and what a person has to say on top of it, if there is such a file."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,10 +152,12 @@ def write_readme(folder: Any) -> Path:
     versions = sorted({content["versions"]["unteach"] for content in contents})
     parts = [
         f"# {folder.folder.name}: {len(contents)} cells",
-        f"Written by `unteach reproduce` from the cells beside this file, which unteach {', '.join(versions)} has "
-        "measured. Numbers are means over seeds, with the sample standard deviation in brackets where there are "
-        "several. Arrows say which way is better.",
+        f"Written by `unteach reproduce` from the cells beside it, measured with unteach {', '.join(versions)}.\n"
+        "Numbers are means over seeds, with the sample standard deviation in brackets where there are several.\n"
+        "Arrows say which way is better.",
     ]
+    if (about := folder.folder / ABOUT).exists():
+        parts.append(about.read_text(encoding="utf-8").strip())
     shown: set[str] = set()
     for name in experiment_names():
         entry = experiment(name)
@@ -161,7 +165,7 @@ def write_readme(folder: Any) -> Path:
         if {content["name"] for content in mine} <= shown:  # another experiment's cells, without any of its own
             continue
         shown |= {content["name"] for content in mine}
-        parts += [f"## {name}: {entry.title}", entry.see, entry.table(mine)]
+        parts += [f"## {name}: {entry.title}", textwrap.fill(entry.see, 120), entry.table(mine)]
         settings: dict[str, set[str]] = {}
         for content in mine:
             settings.setdefault(content["name"], set()).add(json.dumps(content["settings"], sort_keys=True))

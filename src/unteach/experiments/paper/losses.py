@@ -127,7 +127,7 @@ def _points(curve: dict[str, list[Any]], field: str) -> list[tuple[float, float]
 EXPERIMENT = Experiment(
     title="Figures 1 and 2: the mean teacher with each forget loss",
     see="All runs take the same number of steps. A loss that stalls begins and ends with about the same NLL on what is "
-    "to be forgotten; one that explodes ends with a gradient norm far above the first. NLUL does neither.",
+    "to be forgotten; one that explodes ends with a gradient norm far above the first.",
     cells=cells,
     shows=lambda name: name.startswith("loss-"),
     table=table,

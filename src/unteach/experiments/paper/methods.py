@@ -17,8 +17,8 @@ STAR = "-star"
 """Ending of the row that is run until ``knowmem_f`` is no higher than the retrained model's."""
 STARRED = "mt-nlul-qkl"
 COLUMNS = (
-    *columns("main"), "verbmem_f_tables", *columns("beside"), "tofu_forget_quality", "tofu_model_utility",
-    "tofu_forget_rouge", "tofu_retain_rouge",
+    *columns("main"), "verbmem_f_tables", *columns("beside"), "nll_forget", "nll_holdout",
+    "tofu_forget_quality", "tofu_model_utility", "tofu_forget_rouge", "tofu_retain_rouge",
 )  # fmt: skip
 OTHERS = ("loss-", "recovery-", "sequential-", "theorem")
 """Beginnings of the names of other experiments' cells."""

@@ -336,8 +336,8 @@ def figures(benchmark: str, contents: Sequence[dict[str, Any]]) -> list[Figure]:
 
 EXPERIMENT = Experiment(
     title="Theorem 1: the mean teacher beside natural-gradient descent",
-    see="The gap halves with α (slope 1), so gap / (α log 1/α) falls, as the theorem says; the gaps of the two "
-    "controls stay where they are.",
+    see="If the theorem holds, the gap falls with α (slope about 1) so that gap / (α log 1/α) does not grow, while the "
+    "gaps of the two controls stay where they are.",
     cells=cells,
     shows=lambda name: name == "theorem",
     table=table,

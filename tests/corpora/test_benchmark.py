@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from unteach.corpora import Benchmark, Probe, Question, Settings, Tofu, TofuQuestion
+from unteach.corpora import Benchmark, MeasuringSettings, Probe, Question, Tofu, TofuQuestion
 
 TOFU = TofuQuestion("q", "a", "b", ("c",))
 BENCHMARK = Benchmark(
@@ -23,7 +23,7 @@ def test_hash_depends_on_data_and_settings_alone():
     assert len(BENCHMARK.data_sha256) == 64
     for changed in (
         dataclasses.replace(BENCHMARK, general_texts=("more",)),
-        dataclasses.replace(BENCHMARK, settings=Settings(knowledge_tokens=33)),
+        dataclasses.replace(BENCHMARK, settings=MeasuringSettings(knowledge_tokens=33)),
         dataclasses.replace(BENCHMARK, verbatim_forget=BENCHMARK.verbatim_forget[::-1]),
     ):
         assert changed.data_sha256 != BENCHMARK.data_sha256

@@ -12,8 +12,8 @@ from unteach.corpora import Question
 from unteach.corpora.catalog import NAMES, add_multiple_choice, load_benchmark
 from unteach.corpora.mmlu import load_mmlu
 from unteach.corpora.muse import load_muse, muse_documents
-from unteach.corpora.rows import read_hub_table, read_rows
 from unteach.corpora.tofu import load_tofu, tofu_pairs
+from unteach.data.records import read_rows, read_table
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 needs_data = pytest.mark.skipif(not SHARED.is_dir(), reason=f"the real data sets are not at {SHARED}")
@@ -152,7 +152,9 @@ def test_hub_layout_through_the_datasets_library(tmp_path, monkeypatch):
         "  - split: forget\n    path: verbmem/forget.jsonl\n---\n",
         encoding="utf-8",
     )
-    assert read_hub_table(str(folder), "verbmem", "forget", ("prompt", "gt")) == [{"prompt": "p", "gt": "g"}]
+    assert read_table(None, "verbmem/forget", ("prompt", "gt"), hub=(str(folder), "verbmem", "forget")) == [
+        {"prompt": "p", "gt": "g"}
+    ]
 
 
 @needs_data

@@ -8,7 +8,7 @@ import pytest
 import torch
 from random_models import MEMORISED, UNSEEN
 
-from unteach.corpora import Benchmark, ChoiceQuestion, Probe, Question, Settings
+from unteach.corpora import Benchmark, ChoiceQuestion, MeasuringSettings, Probe, Question
 from unteach.evaluation import Scores, evaluate, membership_auc, privleak
 from unteach.evaluation.membership import SCORES
 from unteach.evaluation.statistics import mean_metric
@@ -33,7 +33,7 @@ BENCHMARK = Benchmark(
     membership_holdout=tuple(UNSEEN_TEXTS),
     multiple_choice=(ChoiceQuestion("A. one B. two Correct answer:", 0, choices=2),) * 2,
     general_texts=("a text of some length", "another one", "one"),
-    settings=Settings(verbatim_tokens=16, knowledge_tokens=6, general_tokens=4),
+    settings=MeasuringSettings(verbatim_tokens=16, knowledge_tokens=6, general_tokens=4),
     notes=("a note of the data",),
 )
 

@@ -7,7 +7,7 @@ from scipy.stats import hmean, ks_2samp
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from unteach.corpora import Settings, Tofu, TofuQuestion
+from unteach.corpora import MeasuringSettings, Tofu, TofuQuestion
 from unteach.evaluation.inference import Batching
 from unteach.evaluation.tofu import answer_tofu, forget_quality, harmonic_mean, tofu_metrics, truth_ratio
 
@@ -58,7 +58,7 @@ def probability(model, tokenizer, prompt, answer, end):
 
 @pytest.mark.parametrize("end", [True, False])
 def test_probabilities_and_ratios(model, tokenizer, end):
-    settings = Settings(tofu_tokens=5, tofu_scores_end=end)
+    settings = MeasuringSettings(tofu_tokens=5, tofu_scores_end=end)
     records = answer_tofu(model, tokenizer, TOFU, settings=settings, batching=Batching(3))
     assert {part: len(group) for part, group in records.items()} == {
         "forget": 5,
@@ -84,7 +84,7 @@ def test_probabilities_and_ratios(model, tokenizer, end):
 
 
 def test_metrics_and_model_utility(model, tokenizer):
-    records = answer_tofu(model, tokenizer, TOFU, settings=Settings(tofu_tokens=5))
+    records = answer_tofu(model, tokenizer, TOFU, settings=MeasuringSettings(tofu_tokens=5))
     for group in records.values():
         for place, record in enumerate(group):
             record |= {"rouge": 0.3 + 0.1 * place, "probability": 0.5, "truth_ratio": 0.25}
@@ -104,7 +104,7 @@ def test_metrics_and_model_utility(model, tokenizer):
 
 def test_an_empty_answer_is_the_space_before_it(model, plain_tokenizer):
     empty = Tofu(*[(TofuQuestion("q", "", "a", ("b",)),)] * 4)
-    record = answer_tofu(model, plain_tokenizer, empty, settings=Settings(tofu_tokens=2))["forget"][0]
+    record = answer_tofu(model, plain_tokenizer, empty, settings=MeasuringSettings(tofu_tokens=2))["forget"][0]
     assert record["rouge"] == 0.0
     assert 0 < record["probability"] < 1
 
@@ -116,4 +116,4 @@ def test_an_answer_without_tokens_is_refused(model):
     word_tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, unk_token="<unk>", eos_token="<eos>")
     empty = Tofu(*[(TofuQuestion("q", "a", "a", ("",)),)] * 4)
     with pytest.raises(ValueError, match="the answer '' to 'Question: q.*' has no tokens"):
-        answer_tofu(model, word_tokenizer, empty, settings=Settings(tofu_tokens=2))
+        answer_tofu(model, word_tokenizer, empty, settings=MeasuringSettings(tofu_tokens=2))

@@ -4,7 +4,7 @@ import pytest
 import torch
 from random_models import MEMORISED, UNSEEN, build_llama, memorise
 
-from unteach.corpora import Probe, Question, Settings
+from unteach.corpora import MeasuringSettings, Probe, Question
 from unteach.corpora.own import cut_probes
 from unteach.evaluation.inference import Batching
 from unteach.evaluation.knowmem import answer_questions, cut_answer
@@ -86,7 +86,7 @@ def test_questions_are_asked_after_the_examples_and_answers_are_cut(tokenizer):
 
 
 def test_templates_can_be_changed(model, tokenizer):
-    settings = Settings(question_prompt="{question} ->", knowledge_tokens=3)
+    settings = MeasuringSettings(question_prompt="{question} ->", knowledge_tokens=3)
     [record] = answer_questions(model, tokenizer, [Question("Where?", "here")], settings=settings)
     assert record["prompt"] == "Where? ->"
 
@@ -103,4 +103,4 @@ def test_templates_can_be_changed(model, tokenizer):
     ],
 )
 def test_where_answers_end(output, answer):
-    assert cut_answer(output, Settings().answer_ends) == answer
+    assert cut_answer(output, MeasuringSettings().answer_ends) == answer

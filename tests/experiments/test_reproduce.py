@@ -353,7 +353,7 @@ def test_the_end_of_an_answer_is_not_forgotten(tmp_path):
 
 @pytest.mark.slow
 def test_target_and_retrained_models_are_built_from_a_base_model(tmp_path, capsys):
-    from unteach.experiments.smollm2_muse import main as build_models
+    from recipes.smollm2.models import main as build_models
     from unteach.models import find_folder
 
     muse_folder(tmp_path / "data")

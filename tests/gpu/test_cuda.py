@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
+from recipes.smollm2.difference import add_difference, write_difference
 from steps import one_step
 from tiny_models import tiny_model
 from unteach import MeanTeacher
 from unteach.config import ForgetConfig, Method, Precision
 from unteach.data import ForgetBatches
-from unteach.experiments.difference import add_difference, write_difference
 from unteach.method import kernels
 from unteach.method.anchored_adamw import AnchoredAdamW
 from unteach.method.divergences import DIVERGENCES, mean_over_rows

@@ -1,11 +1,28 @@
-"""Benchmarks by name."""
+"""Benchmarks by name. To add one: a module with `BENCHMARKS`, a name → `NamedBenchmark`, and its line here."""
 
 import dataclasses
 from pathlib import Path
 
-from unteach.corpora import Benchmark
+from unteach.corpora import micro, mmlu, muse, tofu
+from unteach.corpora.benchmark import Benchmark, NamedBenchmark
 
-NAMES = ("micro", "muse-news", "muse-books", "tofu-forget01", "tofu-forget05", "tofu-forget10", "mmlu")
+__all__ = ["CATALOG", "NAMES", "UNLEARNED", "add_multiple_choice", "load_benchmark", "named_benchmark"]
+
+CATALOG: dict[str, NamedBenchmark] = micro.BENCHMARKS | muse.BENCHMARKS | tofu.BENCHMARKS | mmlu.BENCHMARKS
+NAMES = tuple(CATALOG)
+UNLEARNED = tuple(name for name, entry in CATALOG.items() if entry.documents is not None)
+"""Those with documents to forget, which experiments can run on."""
+
+
+def named_benchmark(name: str) -> NamedBenchmark:
+    """An entry of the catalog.
+
+    Raises:
+        ValueError: For a name that is not in it.
+    """
+    if name not in CATALOG:
+        raise ValueError(f"benchmark is {name!r}: allowed are {', '.join(NAMES)}")
+    return CATALOG[name]
 
 
 def load_benchmark(name: str, data: Path | None = None) -> Benchmark:
@@ -20,23 +37,7 @@ def load_benchmark(name: str, data: Path | None = None) -> Benchmark:
     """
     if data is not None and not data.is_dir():
         raise ValueError(f"data is {data}: there is no such folder")
-    if name == "micro":
-        from unteach.corpora import micro
-
-        return micro.load_benchmark()
-    if name.startswith("muse-") and name in NAMES:
-        from unteach.corpora.muse import load_muse
-
-        return load_muse(name, data)
-    if name.startswith("tofu-") and name in NAMES:
-        from unteach.corpora.tofu import load_tofu
-
-        return load_tofu(name.removeprefix("tofu-"), data)
-    if name == "mmlu":
-        from unteach.corpora.mmlu import load_mmlu
-
-        return Benchmark(name="mmlu", multiple_choice=load_mmlu(data))
-    raise ValueError(f"benchmark is {name!r}: allowed are {', '.join(NAMES)}")
+    return named_benchmark(name).load(data)
 
 
 def add_multiple_choice(benchmark: Benchmark, data: Path) -> Benchmark:
@@ -46,6 +47,4 @@ def add_multiple_choice(benchmark: Benchmark, data: Path) -> Benchmark:
         benchmark: any.
         data: see `mmlu.load_mmlu`.
     """
-    from unteach.corpora.mmlu import load_mmlu
-
-    return dataclasses.replace(benchmark, multiple_choice=load_mmlu(data))
+    return dataclasses.replace(benchmark, multiple_choice=mmlu.load_mmlu(data))

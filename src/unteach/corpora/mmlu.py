@@ -3,8 +3,8 @@
 from collections import defaultdict
 from pathlib import Path
 
-from unteach.corpora import ChoiceQuestion
-from unteach.corpora.rows import Row, read_hub_table, read_table
+from unteach.corpora.benchmark import Benchmark, ChoiceQuestion, NamedBenchmark
+from unteach.data.records import Row, read_table
 
 HUB = "cais/mmlu"
 SHOTS = 5
@@ -27,20 +27,19 @@ def load_mmlu(data: Path | None = None) -> tuple[ChoiceQuestion, ...]:
     Raises:
         ValueError: where the folder lacks a table.
     """
-    if data is None:
-        validation = read_hub_table(HUB, "all", "validation", _COLUMNS)
-        examples = _examples_by_subject(read_hub_table(HUB, "all", "dev", _COLUMNS))
-        return _build(validation, examples, "")
-    rows = read_table(data, "validation", _COLUMNS)
+    rows = _rows(data, "validation")
     if rows is None:
         raise ValueError(f"{data} has no table `validation` with {', '.join(_COLUMNS)}")
-    prompt = data / "prompt.txt"
-    if prompt.is_file():
-        return _build(rows, {}, prompt.read_text(encoding="utf-8").strip() + "\n\n")
-    development = read_table(data, "dev", _COLUMNS)
+    if data is not None and (data / "prompt.txt").is_file():
+        return _build(rows, {}, (data / "prompt.txt").read_text(encoding="utf-8").strip() + "\n\n")
+    development = _rows(data, "dev")
     if development is None:
         raise ValueError(f"{data} has neither prompt.txt nor a table `dev`: worked examples are needed")
     return _build(rows, _examples_by_subject(development), "")
+
+
+def _rows(data: Path | None, split: str) -> list[Row] | None:
+    return read_table(data, split, _COLUMNS, hub=(HUB, "all", split))
 
 
 def write_question(row: Row) -> str:
@@ -71,3 +70,6 @@ def _build(rows: list[Row], examples: dict[str, str], fixed: str) -> tuple[Choic
         )
         for row in rows
     )
+
+
+BENCHMARKS = {"mmlu": NamedBenchmark(load=lambda data: Benchmark(name="mmlu", multiple_choice=load_mmlu(data)))}

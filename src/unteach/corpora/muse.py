@@ -7,8 +7,8 @@ documents themselves in `raw/` and `sust/` (text).
 
 from pathlib import Path
 
-from unteach.corpora import Benchmark, Probe, Question
-from unteach.corpora.rows import Row, find_table, read_hub_table, read_table
+from unteach.corpora.benchmark import Benchmark, NamedBenchmark, Probe, Question
+from unteach.data.records import Row, find_table, read_table
 
 HUB = {"muse-news": "muse-bench/MUSE-News", "muse-books": "muse-bench/MUSE-Books"}
 """Where each corpus is on the hub."""
@@ -39,7 +39,7 @@ def load_muse(name: str, data: Path | None = None) -> Benchmark:
     """
     if name not in HUB:
         raise ValueError(f"name is {name!r}: allowed are {', '.join(HUB)}")
-    tables = {table: _read(name, data, table) for table in _TABLES}
+    tables = {table: _rows(name, data, table, columns) or [] for table, columns in _TABLES.items()}
     if data is not None and not any(tables.values()):
         raise ValueError(f"{data} has none of MUSE's tables; at least one of {', '.join(_TABLES)} is needed")
     notes = []
@@ -77,23 +77,16 @@ def muse_documents(
     Raises:
         ValueError: where the split is not there.
     """
-    if data is None:
-        rows = read_hub_table(HUB[name], subset, split, ("text",))
-    else:
-        found = read_table(data, f"{subset}/{split}", ("text",))
-        if found is None:
-            raise ValueError(f"{data} has no table {subset}/{split}")
-        rows = found
+    rows = _rows(name, data, f"{subset}/{split}", ("text",))
+    if rows is None:
+        raise ValueError(f"{data} has no table {subset}/{split}")
     texts = [row["text"] for row in rows]
     return list(dict.fromkeys(texts)) if deduplicate else texts
 
 
-def _read(name: str, data: Path | None, table: str) -> list[Row]:
-    columns = _TABLES[table]
-    if data is not None:
-        return read_table(data, table, columns) or []
+def _rows(name: str, data: Path | None, table: str, columns: tuple[str, ...]) -> list[Row] | None:
     subset, split = table.split("/")
-    return read_hub_table(HUB[name], subset, split, columns)
+    return read_table(data, table, columns, hub=(HUB[name], subset, split))
 
 
 def _questions(rows: list[Row]) -> tuple[Question, ...]:
@@ -102,3 +95,22 @@ def _questions(rows: list[Row]) -> tuple[Question, ...]:
 
 def _texts(rows: list[Row]) -> tuple[str, ...]:
     return tuple(row["text"] for row in rows)
+
+
+def _retained(name: str, data: Path | None) -> list[str]:
+    """The retain documents; a stand-in where the folder has that alone, nothing where it has neither."""
+    for split in ("retain1", "retain_standin"):
+        if data is None or find_table(data, f"raw/{split}"):
+            return muse_documents(name, data, split=split, deduplicate=True)
+    return []
+
+
+def _named(name: str) -> NamedBenchmark:
+    return NamedBenchmark(
+        load=lambda data: load_muse(name, data),
+        documents=lambda data: muse_documents(name, data, deduplicate=True),
+        retain=lambda data: _retained(name, data),
+    )
+
+
+BENCHMARKS = {name: _named(name) for name in HUB}

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from unteach.corpora import Benchmark, Probe, Question, Settings
-from unteach.corpora.rows import check_columns, read_rows
+from unteach.corpora.benchmark import Benchmark, MeasuringSettings, Probe, Question
 from unteach.data import special_ids
+from unteach.data.records import check_columns, read_rows
 from unteach.data.text import decode, encode, split_words
 
 MINIMUM_TOKENS = 16
@@ -220,7 +220,7 @@ def own_benchmark(
     forget_probes = cut_probes(forget_documents, tokenizer, **cut)  # type: ignore[arg-type]
     holdout_probes = cut_probes(holdout_documents, tokenizer, **cut) if holdout_documents else ()  # type: ignore[arg-type]
     notes = []
-    settings = Settings(membership_tokens=membership_tokens)
+    settings = MeasuringSettings(membership_tokens=membership_tokens)
     if not _is_latin(" ".join(probe.expected for probe in forget_probes)):
         settings = dataclasses.replace(settings, words="unicode")
         notes.append("ROUGE counts words of every script (words = 'unicode'): MUSE's rule sees a-z and 0-9 only")

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from unteach.corpora import Benchmark, Question, Tofu, TofuQuestion
-from unteach.corpora.rows import Row, read_hub_table, read_table
+from unteach.corpora.benchmark import Benchmark, MeasuringSettings, NamedBenchmark, Question, Tofu, TofuQuestion
+from unteach.data.records import Row, read_table
 
 HUB = "locuslab/TOFU"
 SPLITS = {"forget01": "retain99", "forget05": "retain95", "forget10": "retain90"}
@@ -45,6 +45,12 @@ def tofu_pairs(split: str, data: Path | None = None) -> tuple[Question, ...]:
     return tuple(Question(row["question"], row["answer"]) for row in _rows(split, data, ("question", "answer")))
 
 
+def tofu_documents(split: str, data: Path | None = None) -> list[str]:
+    """A question and its answer as one document, for each pair of a split; arguments as for `tofu_pairs`."""
+    prompt = MeasuringSettings().tofu_prompt
+    return [f"{prompt.format(question=pair.question)} {pair.answer}" for pair in tofu_pairs(split, data)]
+
+
 def _perturbed(table: str, data: Path | None) -> tuple[TofuQuestion, ...]:
     return tuple(
         TofuQuestion(
@@ -58,9 +64,21 @@ def _perturbed(table: str, data: Path | None) -> tuple[TofuQuestion, ...]:
 
 
 def _rows(table: str, data: Path | None, columns: tuple[str, ...]) -> list[Row]:
-    if data is None:
-        return read_hub_table(HUB, table, "train", columns)
-    rows = read_table(data, table, columns)
+    rows = read_table(data, table, columns, hub=(HUB, table, "train"))
     if rows is None:
         raise ValueError(f"{data} has no table `{table}`")
     return rows
+
+
+def _named(split: str) -> NamedBenchmark:
+    return NamedBenchmark(
+        load=lambda data: load_tofu(split, data),
+        documents=lambda data: tofu_documents(split, data),
+        retain=lambda data: tofu_documents(SPLITS[split], data),
+        questions=lambda data: tofu_pairs(split, data),
+        probe_tokens=(24, 40),  # a question and its answer are short: the question is the prompt
+        ends_documents=True,
+    )
+
+
+BENCHMARKS = {"tofu": _named("forget10")} | {f"tofu-{split}": _named(split) for split in SPLITS}

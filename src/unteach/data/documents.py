@@ -6,24 +6,24 @@ and a document without text is counted as skipped. All problems of a source are 
 
 from __future__ import annotations
 
-import gzip
 import hashlib
-import json
 import re
 import zlib
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
+from unteach.data.records import RecordProblem, decode_bytes, iterate_records, open_bytes
 from unteach.errors import InputError, first_line
 
 __all__ = ["Documents", "read_documents", "skipped_summary"]
 
-EXTENSIONS = (".txt", ".md", ".jsonl", ".json", ".parquet")
+RECORD_FILES = (".jsonl", ".json", ".parquet")
+EXTENSIONS = (".txt", ".md", *RECORD_FILES)
 """What is read; all but .parquet also with .gz after it."""
 MOST_PROBLEMS = 20
 _EXPANSION = {".gz": 3, ".parquet": 2}
@@ -240,16 +240,15 @@ class _Reader:
                 self.problems.append(f"{where}: {found}, must be one of {', '.join(EXTENSIONS)}")
                 continue
             try:
-                if extension == ".parquet":
-                    self.read_parquet(file, where, draws)
-                elif extension in (".txt", ".md"):
-                    if self.draw(draws):
-                        with _open(file) as stream:
-                            text = self.decode(stream.read(), where)
-                        if text is not None:
-                            self.add(where, text)
-                else:
-                    self.read_json(file, where, extension, draws)
+                if extension in RECORD_FILES:
+                    self.read_records(file, where, draws)
+                elif self.draw(draws):
+                    with open_bytes(file) as stream:
+                        text = decode_bytes(stream.read())
+                    if isinstance(text, RecordProblem):
+                        self.problems.append(f"{where}: {text.text}")
+                    else:
+                        self.add(where, text)
             except (OSError, EOFError, zlib.error) as error:
                 self.problems.append(f"{where}: cannot be read: {first_line(error)}")
 
@@ -257,89 +256,15 @@ class _Reader:
         """Whether the next document is to be read."""
         return draws is None or bool(draws.random() < self.share)
 
-    def decode(self, content: bytes, where: str, start: int = 0) -> str | None:
-        """Decode UTF-8 that begins at byte `start` of a file; None, and a problem, where it is something else."""
-        if (position := content.find(b"\0")) >= 0:
-            self.problems.append(f"{where}: not a text but a binary file (or UTF-16): NUL at byte {start + position}")
-            return None
-        try:
-            return content.decode("utf-8-sig" if start == 0 else "utf-8")
-        except UnicodeDecodeError as error:
-            value = content[error.start]
-            self.problems.append(f"{where}: invalid UTF-8 at byte {start + error.start} (0x{value:02x})")
-            return None
-
-    def read_json(self, file: Path, where: str, extension: str, draws: np.random.Generator | None) -> None:
-        """Read a .jsonl file line by line, or a .json file that is one array (or has one record per line)."""
-        if extension == ".json":
-            with _open(file) as stream:
-                text = self.decode(stream.read(), where)
-            if text is None:
-                return
-            try:
-                records = json.loads(text)
-            except json.JSONDecodeError as error:
-                if not error.msg.startswith("Extra data"):
-                    place = f"line {error.lineno}, column {error.colno}"
-                    self.problems.append(f"{where}, {place}: broken JSON: {error.msg}")
-                    return
-            else:
-                if isinstance(records, dict):
-                    records = [records]
-                if not isinstance(records, list):
-                    self.problems.append(f"{where}: must be an array of objects with field {self.text_field!r}")
-                    return
-                for number, record in enumerate(records, start=1):
-                    if self.draw(draws) and not self.is_full:
-                        self.add_record(f"record {number}", record, where)
-                return
-        with _open(file) as stream:
-            self.read_lines(stream, where, draws)
-
-    def read_lines(self, stream: IO[bytes], where: str, draws: np.random.Generator | None) -> None:
-        """Read one JSON record per line; a line that is not UTF-8 ends the file."""
-        start = 0
-        for number, line in enumerate(stream, start=1):
-            line_start, start = start, start + len(line)
-            if not line.strip() or not self.draw(draws):
-                continue
+    def read_records(self, file: Path, where: str, draws: np.random.Generator | None) -> None:
+        """Read a file of records until there is enough, or too much is wrong with it."""
+        for label, record in iterate_records(file, draw=lambda: self.draw(draws), column=self.text_field):
             if self.is_full or len(self.problems) > 10 * MOST_PROBLEMS:
                 return
-            text = self.decode(line.rstrip(b"\r\n"), f"{where}, line {number}", line_start)
-            if text is None:
-                return
-            try:
-                record = json.loads(text)
-            except json.JSONDecodeError as error:
-                self.problems.append(f"{where}, line {number}: broken JSON: {error.msg} at column {error.colno}")
-                continue
-            self.add_record(f"line {number}", record, where)
-
-    def read_parquet(self, file: Path, where: str, draws: np.random.Generator | None) -> None:
-        """Read the text column of a .parquet file, a batch of rows at a time."""
-        try:
-            import pyarrow  # type: ignore[import-untyped]
-            from pyarrow import parquet
-        except ImportError:
-            self.problems.append(f"{where}: reading .parquet needs pyarrow: pip install pyarrow")
-            return
-        try:
-            with parquet.ParquetFile(file) as table:
-                names = table.schema_arrow.names
-                if self.text_field not in names:
-                    fields = ", ".join(map(repr, names))
-                    self.without_field.setdefault((where, fields), []).append("its columns")
-                    return
-                number = 0
-                for rows in table.iter_batches(batch_size=1024, columns=[self.text_field]):
-                    for text in rows.column(0).to_pylist():
-                        number += 1
-                        if self.is_full or len(self.problems) > 10 * MOST_PROBLEMS:
-                            return
-                        if self.draw(draws):
-                            self.add(f"row {number}", text, where)
-        except (pyarrow.ArrowException, UnicodeDecodeError) as error:
-            self.problems.append(f"{where}: not a readable .parquet file: {first_line(error)}")
+            if isinstance(record, RecordProblem):
+                self.problems.append(f"{where}, {label}: {record.text}" if label else f"{where}: {record.text}")
+            else:
+                self.add_record(label, record, where)
 
     # Embedded and remote sources.
 
@@ -387,8 +312,3 @@ class _Reader:
             if self.is_full or len(self.problems) + len(self.without_field) > 0:
                 return
             self.add_record(f"row {number}", row, self.source)
-
-
-def _open(file: Path) -> IO[bytes]:
-    """Open a file for reading its bytes, unpacking .gz."""
-    return gzip.open(file) if file.suffix.lower() == ".gz" else file.open("rb")  # type: ignore[return-value]

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from unteach.corpora import Benchmark
     from unteach.evaluation.scores import Scores
 
-BENCHMARKS = ("micro", "muse-news", "muse-books", "tofu-forget01", "tofu-forget05", "tofu-forget10", "mmlu", "own")
 _GENERAL_TEXTS = 200
 _GENERAL_BYTES = 4_000_000
 
@@ -100,13 +99,14 @@ def run(options: EvaluateOptions) -> dict[str, Any]:
 
 def _check(options: EvaluateOptions) -> None:
     """Report everything wrong with the options at once."""
+    from unteach.corpora.catalog import NAMES
     from unteach.evaluation.harness import harness_is_installed
 
     problems = []
     if not options.models:
         problems.append("models is empty: name at least one model folder, Hugging Face id or micro:NAME")
-    if options.benchmark not in BENCHMARKS:
-        problems.append(f"benchmark is {options.benchmark!r}: allowed are {', '.join(BENCHMARKS)}")
+    if options.benchmark not in (benchmarks := (*NAMES, "own")):
+        problems.append(f"benchmark is {options.benchmark!r}: allowed are {', '.join(benchmarks)}")
     if options.benchmark == "own" and options.documents is None:
         problems.append("documents is not given: the benchmark own needs the documents that were to be forgotten")
     if options.benchmark != "own":

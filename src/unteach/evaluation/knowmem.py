@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from unteach.corpora import Question, Settings
+from unteach.corpora import MeasuringSettings, Question
 from unteach.data.text import encode
 from unteach.evaluation.inference import PROMPTS_TOGETHER, Batching
 from unteach.evaluation.verbmem import continue_prompts, score_record
@@ -15,7 +15,7 @@ def answer_questions(
     questions: Sequence[Question],
     examples: Sequence[Question] = (),
     *,
-    settings: Settings | None = None,
+    settings: MeasuringSettings | None = None,
     batching: Batching = PROMPTS_TOGETHER,
 ) -> list[dict[str, Any]]:
     """Ask each question after the worked examples and compare the answer with the true one by ROUGE-L.
@@ -35,7 +35,7 @@ def answer_questions(
         For each question its `prompt` (without the examples), `expected`, `output`, `score` (0 to 1) and
         whether the output is `degenerate`.
     """
-    settings = settings or Settings()
+    settings = settings or MeasuringSettings()
     beginning = "".join(
         settings.question_example.format(question=example.question, answer=example.answer) for example in examples
     )

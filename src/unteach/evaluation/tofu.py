@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from unteach.corpora import Settings, Tofu, TofuQuestion
+from unteach.corpora import MeasuringSettings, Tofu, TofuQuestion
 from unteach.data.text import encode
 from unteach.evaluation.inference import PROMPTS_TOGETHER, Batching, stop_ids
 from unteach.evaluation.repetition import is_degenerate
@@ -61,7 +61,7 @@ def answer_tofu(
     tokenizer: Any,
     tofu: Tofu,
     *,
-    settings: Settings | None = None,
+    settings: MeasuringSettings | None = None,
     batching: Batching = PROMPTS_TOGETHER,
 ) -> dict[str, list[dict[str, Any]]]:
     """Ask all questions and score all answers.
@@ -81,7 +81,7 @@ def answer_tofu(
         `truth_ratio`: min(R, 1/R) for the forget set, max(0, 1 - R) for the others;
         `score`: the same as `rouge`.
     """
-    settings = settings or Settings()
+    settings = settings or MeasuringSettings()
     questions = [question for part in PARTS for question in getattr(tofu, part)]
     prompts = [settings.tofu_prompt.format(question=question.question) for question in questions]
     outputs, _ = continue_prompts(
@@ -136,7 +136,7 @@ def _probabilities(
     model: Any,
     tokenizer: Any,
     pairs: Sequence[tuple[str, str]],
-    settings: Settings,
+    settings: MeasuringSettings,
     batching: Batching,
 ) -> list[float]:
     """P(answer | prompt)^(1/|answer|) of each pair; the answer's tokens are those after the prompt's."""

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from unteach.config import ForgetConfig, Method, checked
-from unteach.corpora import Benchmark
+from unteach.corpora import Question
+from unteach.corpora.catalog import UNLEARNED, add_multiple_choice, named_benchmark
 from unteach.data import EMBEDDED_GENERAL, GENERAL_BYTES, read_documents
+from unteach.data.records import check_columns, read_rows, write_texts
 from unteach.errors import InputError
 from unteach.experiments.presets import METHODS, MICRO_SETTINGS, methods_of_the_paper
 from unteach.experiments.setups import Setup
@@ -24,9 +26,8 @@ from unteach.experiments.setups import Setup
 if TYPE_CHECKING:
     from unteach.experiments.reproduce import ReproduceOptions
 
-__all__ = ["BENCHMARKS", "build", "instructions", "read_benchmark"]
+__all__ = ["build", "instructions"]
 
-BENCHMARKS = ("micro", "muse-news", "muse-books", "tofu")
 SETTINGS = ("config", "methods", "losses", "recovery")
 """Parts of a settings file."""
 HELDOUT, PROBES, FOLDS = 64, 100, 4
@@ -48,8 +49,8 @@ def build(options: ReproduceOptions, work: Path, say: Callable[[str], None]) -> 
     """
     given = _read_settings(options.settings)
     problems = []
-    if options.benchmark not in BENCHMARKS:
-        problems.append(f"benchmark is {options.benchmark!r}: it must be one of {', '.join(BENCHMARKS)}")
+    if options.benchmark not in UNLEARNED:
+        problems.append(f"benchmark is {options.benchmark!r}: it must be one of {', '.join(UNLEARNED)}")
     elif options.benchmark != "micro" and not options.model:
         problems.append(f"model is missing: name the model that has learned the {options.benchmark} documents")
     if options.limit is not None and options.limit < 1:
@@ -105,7 +106,7 @@ def _micro(options: ReproduceOptions, given: dict[str, Any], work: Path, say: Ca
     final, questions = micro.load_benchmark("measure"), None
     if options.limit:  # by its folder the forget job does not know the model, and measures a few passages of its own
         model, final = str(find_folder(model)), final.first(options.limit)
-        questions = _write_questions(work, final)
+        questions = _write_questions(work, final.knowledge_forget)
     start = {
         "model": model,
         "documents": "micro:forget",
@@ -119,7 +120,7 @@ def _micro(options: ReproduceOptions, given: dict[str, Any], work: Path, say: Ca
         config=_config(start, given.get("config", {})),
         methods=_methods(METHODS, given.get("methods", {})),
         final=final,
-        folds=tuple(f"micro:forget_{number}" for number in range(1, FOLDS + 1)),
+        folds=tuple(f"micro:{fold}" for fold in micro.FOLDS),
         retain="micro:retain",
         instruct=tuple(micro.documents("instruct")),
         incompetent=options.incompetent or "micro:small",
@@ -130,29 +131,31 @@ def _micro(options: ReproduceOptions, given: dict[str, Any], work: Path, say: Ca
 
 
 def _tables(options: ReproduceOptions, given: dict[str, Any], work: Path, say: Callable[[str], None]) -> Setup:
-    """MUSE or TOFU: texts to files, probes cut where the forget job cuts its chunks."""
-    from unteach.corpora.catalog import add_multiple_choice
+    """A benchmark of the catalog: texts to files, probes cut where the forget job cuts its chunks."""
     from unteach.corpora.own import cut_probes
     from unteach.models import load_tokenizer, read_context_length
 
     tokenizer = load_tokenizer(options.model)
-    documents, retain, questions, tables = read_benchmark(options, work)
+    entry = named_benchmark(options.benchmark)
+    assert entry.documents is not None
+    tables, documents = entry.load(options.data), entry.documents(options.data)
+    retain = entry.retain(options.data) if entry.retain else []
+    asked = entry.questions(options.data) if entry.questions else tables.knowledge_forget
     general = read_documents(options.general or EMBEDDED_GENERAL, max_bytes=GENERAL_BYTES, option="general")
     general, heldout = general.set_aside(min(HELDOUT, len(general) // 4), 0)
     holdout = tables.membership_holdout
     start = {
         "model": options.model,
-        "documents": _write(work / "documents.jsonl", documents),
-        "general": _write(work / "general.jsonl", general.texts),
-        "holdout": _write(work / "holdout.jsonl", holdout) if holdout else None,
+        "documents": write_texts(work / "documents.jsonl", documents),
+        "general": write_texts(work / "general.jsonl", general.texts),
+        "holdout": write_texts(work / "holdout.jsonl", holdout) if holdout else None,
         "reference": options.reference or None,
         "device": options.device,
     }
     config = _config(start, given.get("config", {}))
     chunk, _ = config.lengths(read_context_length(options.model))
-    sizes: dict[str, int] = {"count": PROBES, "chunk_tokens": chunk}
-    if options.benchmark == "tofu":  # a question and its answer are short: the question is the prompt
-        sizes |= {"prompt_tokens": 24, "expected_tokens": 40}
+    prompt, expected = entry.probe_tokens
+    sizes = {"count": PROBES, "chunk_tokens": chunk, "prompt_tokens": prompt, "expected_tokens": expected}
     final = dataclasses.replace(
         tables,
         verbatim_forget=cut_probes(documents, tokenizer, **sizes),  # type: ignore[arg-type]
@@ -172,78 +175,27 @@ def _tables(options: ReproduceOptions, given: dict[str, Any], work: Path, say: C
         methods=_methods(methods_of_the_paper(), given.get("methods", {})),
         final=final,
         folds=tuple(
-            _write(work / f"fold_{n + 1}.jsonl", documents[n * quarter : (n + 1) * quarter]) for n in range(FOLDS)
+            write_texts(work / f"fold_{n + 1}.jsonl", documents[n * quarter : (n + 1) * quarter]) for n in range(FOLDS)
         ),
-        retain=_write(work / "retain.jsonl", retain) if retain else None,
+        retain=write_texts(work / "retain.jsonl", retain) if retain else None,
         instruct=instructions(options.instruct) if options.instruct else None,
         incompetent=options.incompetent or None,
-        questions=questions,
+        questions=_write_questions(work, asked),
         table_probes=own_probes,
         settings=given,
         say=say,
     )
 
 
-Read = tuple[list[str], list[str], str | None, Benchmark]
-"""Documents, retained documents, a file of questions, and the benchmark."""
-
-
-def read_benchmark(options: ReproduceOptions, work: Path) -> Read:
-    """The texts of MUSE or TOFU; a question of TOFU and its answer are one document.
-
-    Args:
-        options: ``benchmark`` and ``data`` are used.
-        work: Folder for the file of questions.
-    """
-    return (_tofu if options.benchmark == "tofu" else _muse)(options, work)
-
-
-def _muse(options: ReproduceOptions, work: Path) -> Read:
-    from unteach.corpora.muse import load_muse, muse_documents
-    from unteach.corpora.rows import find_table
-
-    name, data = options.benchmark, options.data
-    tables = load_muse(name, data)
-    retained = "retain1" if data is None or find_table(data, "raw/retain1") else "retain_standin"
-    has_retain = data is None or find_table(data, f"raw/{retained}")
-    retain = muse_documents(name, data, split=retained, deduplicate=True) if has_retain else []
-    return muse_documents(name, data, deduplicate=True), retain, _write_questions(work, tables), tables
-
-
-def _tofu(options: ReproduceOptions, work: Path) -> Read:
-    from unteach.corpora.tofu import SPLITS, load_tofu, tofu_pairs
-
-    split = "forget10"
-    tables = load_tofu(split, options.data)
-    parts = [
-        [
-            f"{tables.settings.tofu_prompt.format(question=pair.question)} {pair.answer}"
-            for pair in tofu_pairs(part, options.data)
-        ]
-        for part in (split, SPLITS[split])
-    ]
-    asked = dataclasses.replace(tables, knowledge_forget=tofu_pairs(split, options.data))
-    return parts[0], parts[1], _write_questions(work, asked), tables
-
-
-def _write_questions(work: Path, tables: Benchmark) -> str | None:
-    rows = [{"question": q.question, "answer": q.answer} for q in tables.knowledge_forget]
+def _write_questions(work: Path, questions: Sequence[Question]) -> str | None:
     path = work / "questions.jsonl"
+    rows = [{"question": item.question, "answer": item.answer} for item in questions]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return str(path) if rows else None
 
 
-def _write(path: Path, texts: Sequence[str]) -> str:
-    from unteach.experiments.smollm2 import write_texts
-
-    write_texts(path, texts)
-    return str(path)
-
-
 def instructions(path: Path) -> tuple[str, ...]:
     """Instructions with responses as texts, from a file with the columns ``instruction``, ``input`` and ``output``."""
-    from unteach.corpora.rows import check_columns, read_rows
-
     rows = read_rows(path)
     check_columns(rows, ("instruction", "output"), str(path))
     return tuple(

@@ -1,7 +1,7 @@
 """The embedded benchmark: fictional local news, public-domain prose, a tokenizer and four small models.
 
 An honest small benchmark with the schema of MUSE; it is not MUSE, and its scores compare with nothing but
-themselves. See docs/micro.md.
+themselves. Everything here is data; how it was made is in `recipes/micro`. See docs/micro.md.
 """
 
 from __future__ import annotations
@@ -9,31 +9,26 @@ from __future__ import annotations
 import gzip
 import json
 from pathlib import Path
+from typing import Any, Literal, get_args
 
-from unteach.corpora import Benchmark
-
-from . import benchmark, generate, pretraining
+from unteach.corpora.benchmark import Benchmark, ChoiceQuestion, MeasuringSettings, NamedBenchmark, Probe, Question
 
 FOLDER = Path(__file__).parent
 MODELS = ("target", "retrained", "base", "small")
-DOCUMENTS = (
-    "forget",
-    "retain",
-    "holdout",
-    "general",
-    "general_heldout",
-    "forget_1",
-    "forget_2",
-    "forget_3",
-    "forget_4",
-    "instruct",
-)
+FOLDS = ("forget_1", "forget_2", "forget_3", "forget_4")
+"""Four disjoint parts of the forget documents, ten stories each."""
+DOCUMENTS = ("forget", "retain", "holdout", "general", "general_heldout", *FOLDS, "instruct")
+REPORTS_PER_STORY = 6
+"""Documents of a group come story by story, so many of each."""
+SETTINGS = MeasuringSettings(verbatim_tokens=64, knowledge_tokens=16, membership_tokens=256, general_tokens=256)
+
+Half = Literal["all", "stop", "measure"]
+_HALVES = ("stop", "measure")
 
 
-def load_general(part: str) -> list[str]:
-    """Return the public-domain passages of `general` or `general_heldout`."""
-    with gzip.open(FOLDER / "data" / f"{part}.jsonl.gz", "rt", encoding="utf-8") as lines:
-        return [json.loads(line)["text"] for line in lines]
+def _rows(name: str) -> list[dict[str, Any]]:
+    with gzip.open(FOLDER / "data" / f"{name}.jsonl.gz", "rt", encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
 
 
 def documents(part: str) -> list[str]:
@@ -47,13 +42,11 @@ def documents(part: str) -> list[str]:
     """
     if part not in DOCUMENTS:
         raise ValueError(f"documents micro:{part} do not exist, must be micro: with one of {', '.join(DOCUMENTS)}")
-    if part.startswith("general"):
-        return load_general(part)
-    if part == "instruct":
-        return pretraining.instruction_documents()
-    if part.startswith("forget_"):
-        return generate.fold_documents(int(part.removeprefix("forget_")))
-    return generate.split_documents(part)
+    if part in FOLDS:
+        texts = documents("forget")
+        size, number = len(texts) // len(FOLDS), FOLDS.index(part)
+        return texts[number * size : (number + 1) * size]
+    return [row["text"] for row in _rows(part)]
 
 
 def model_folder(part: str) -> Path:
@@ -70,14 +63,94 @@ def model_folder(part: str) -> Path:
     return FOLDER / "models" / part
 
 
-def load_benchmark(half: benchmark.Half = "all") -> Benchmark:
+def probes(group: str, half: Half = "all") -> tuple[Probe, ...]:
+    """Return one verbatim probe per document of a group, in a fixed random order; each half has its own.
+
+    Args:
+        group: `forget`, `retain` or `holdout`.
+        half: `stop`: documents of every second story, for a stop rule; `measure`: those of the other stories,
+            for the measurement after it; `all`: both.
+
+    Raises:
+        ValueError: If there is no such group or half.
+    """
+    if half not in get_args(Half):
+        raise ValueError(f"half is {half!r}, must be one of {', '.join(get_args(Half))}")
+    rows = _of("probes", group)
+    if half != "all":
+        rows = [row for row in rows if row["document"] // REPORTS_PER_STORY % 2 == _HALVES.index(half)]
+        rows.sort(key=lambda row: row["place_in_half"])
+    return tuple(
+        Probe(
+            prompt=row["prompt"],
+            expected=row["expected"],
+            prompt_ids=tuple(row["prompt_ids"]),
+            expected_ids=tuple(row["expected_ids"]),
+            document=row["document"],
+        )
+        for row in rows
+    )
+
+
+def questions(group: str) -> tuple[Question, ...]:
+    """Return the questions of a group.
+
+    Args:
+        group: `forget` or `retain`, the benchmark's questions, with `forget_examples` and `retain_examples`, the worked
+            examples put before them; `pretraining`: about people whom the pretraining text asks about; `unasked`:
+            about people who have reports there and no questions.
+
+    Raises:
+        ValueError: If there is no such group.
+    """
+    return tuple(Question(row["question"], row["answer"]) for row in _of("questions", group))
+
+
+def _of(name: str, group: str) -> list[dict[str, Any]]:
+    """The rows of one group in a file that holds several."""
+    rows = _rows(name)
+    chosen = [row for row in rows if row["group"] == group]
+    if not chosen:
+        groups = dict.fromkeys(row["group"] for row in rows)
+        raise ValueError(f"group is {group!r}, must be one of {', '.join(groups)}")
+    return chosen
+
+
+def _membership(group: str) -> tuple[str, ...]:
+    """All documents of a group, in the fixed random order in which their membership is tested."""
+    texts = documents(group)
+    return tuple(texts[row["document"]] for row in _of("membership", group))
+
+
+def load_benchmark(half: Half = "all") -> Benchmark:
     """Return the benchmark.
 
     Args:
         half: Verbatim probes of all forget documents, or of one half of the stories: `stop` for a stop rule,
             `measure` for measuring with probes that rule has not seen.
     """
-    from transformers import AutoTokenizer
+    return Benchmark(
+        name="micro",
+        verbatim_forget=probes("forget", half),
+        verbatim_holdout=probes("holdout"),
+        knowledge_forget=questions("forget"),
+        knowledge_forget_examples=questions("forget_examples"),
+        knowledge_retain=questions("retain"),
+        knowledge_retain_examples=questions("retain_examples"),
+        membership_forget=_membership("forget"),
+        membership_retain=_membership("retain"),
+        membership_holdout=_membership("holdout"),
+        multiple_choice=tuple(ChoiceQuestion(**row) for row in _rows("choices")),
+        general_texts=tuple(documents("general_heldout")),
+        settings=SETTINGS,
+        notes=("micro is a benchmark of fictional texts with the schema of MUSE; it is not MUSE",),
+    )
 
-    tokenizer = AutoTokenizer.from_pretrained(model_folder("base"))
-    return benchmark.build_benchmark(tokenizer, load_general("general_heldout"), half)
+
+BENCHMARKS = {
+    "micro": NamedBenchmark(
+        load=lambda data: load_benchmark(),
+        documents=lambda data: documents("forget"),
+        retain=lambda data: documents("retain"),
+    )
+}

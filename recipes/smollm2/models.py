@@ -1,7 +1,7 @@
 """Build the two models of a real benchmark from one base model: the target, and one retrained without the forget part.
 
-``python -m unteach.experiments.smollm2_muse MODEL OUT --data DIR --general FILE`` finetunes MODEL (SmolLM2-135M,
-converted by ``unteach.experiments.smollm2``) on the forget and retain documents mixed with general text until it
+``python -m recipes.smollm2.models MODEL OUT --data DIR --general FILE`` finetunes MODEL (SmolLM2-135M,
+converted by ``recipes.smollm2.convert``) on the forget and retain documents mixed with general text until it
 recites the forget documents (``verbmem_f`` at least 60 on probes cut where its training chunks begin) while held-out
 general text costs at most 0.3 nats per token more than before: ``OUT/target``. Then as many passes over the retain
 documents alone: ``OUT/retrained``. General text is split in two: one half is learned here, the other is
@@ -29,14 +29,18 @@ import torch
 
 from unteach.config import resolved_device
 from unteach.corpora import Probe
+from unteach.corpora.catalog import named_benchmark
 from unteach.corpora.own import cut_probes
 from unteach.data import Documents, ForgetBatches, GeneralText, read_documents, tokenise
+from unteach.data.records import write_texts
 from unteach.evaluation.scoring import token_logprobs
 from unteach.evaluation.verbmem import mean_score, recite
-from unteach.experiments.difference import add_difference, write_difference
-from unteach.experiments.gguf import save_folder
-from unteach.experiments.smollm2 import add_nll_gradient, say, split_texts, write_json, write_texts
 from unteach.models import context_length, load_model, load_tokenizer, trainable_parameters
+from unteach.training.finetune import add_nll_gradient, finetune, text_optimizer
+
+from .articles import say, split_texts, write_json
+from .convert import save_folder
+from .difference import add_difference, write_difference
 
 __all__ = ["Settings", "build", "learn", "main"]
 
@@ -113,25 +117,30 @@ def learn(
     )
     say(f"learning {tokens.summary()}; {batches.steps_per_epoch(settings.batch)} steps an epoch; {text.summary()}")
     learned = list(trainable_parameters(model, settings.trainable).values())  # type: ignore[arg-type]
-    optimizer = torch.optim.AdamW(learned, lr=settings.lr, betas=(0.9, 0.95), weight_decay=0.0)
     history = [check(0)]
     last = steps or settings.max_steps
-    step = 0
-    while step < last and (steps is not None or history[-1]["recital"] < settings.recital):
-        fall = 1 - 0.9 * step / settings.max_steps
-        optimizer.param_groups[0]["lr"] = settings.lr * min(fall, (step + 1) / settings.warmup)
-        optimizer.zero_grad()
-        losses = [
-            add_nll_gradient(model, sorted(batch, key=len), settings.micro_batch, precision)
-            for batch in (batches.batch(step, settings.batch), text.batch(step, settings.general_batch))
-        ]
-        torch.nn.utils.clip_grad_norm_(learned, 1.0)
-        optimizer.step()
-        step += 1
-        if step % settings.check_every == 0 or step == last:
-            say(f"step {step}: NLL {losses[0]:.3f} on documents, {losses[1]:.3f} on general text")
-            history.append(check(step))
-    return {"steps": step, "seconds": round(time.perf_counter() - started, 1), "history": history}
+
+    def learning_rate(step: int) -> float:
+        return settings.lr * min(1 - 0.9 * step / settings.max_steps, (step + 1) / settings.warmup)
+
+    def add_gradient(step: int) -> list[float]:
+        both = (batches.batch(step, settings.batch), text.batch(step, settings.general_batch))
+        return [add_nll_gradient(model, sorted(batch, key=len), settings.micro_batch, precision) for batch in both]
+
+    def enough(taken: int) -> bool:
+        if taken % settings.check_every == 0 or taken == last:
+            history.append(check(taken))
+        return steps is None and history[-1]["recital"] >= settings.recital
+
+    losses = finetune(
+        learned,
+        text_optimizer(learned, settings.lr),
+        add_gradient,
+        steps=0 if steps is None and history[0]["recital"] >= settings.recital else last,
+        learning_rate=learning_rate,
+        after_step=enough,
+    )
+    return {"steps": len(losses), "seconds": round(time.perf_counter() - started, 1), "history": history}
 
 
 def checker(
@@ -160,14 +169,13 @@ def build(model: str, out: Path, data: Path | None, general: str | None, setting
         general: General text; None: the embedded one.
         settings: Settings.
     """
-    from unteach.experiments.reproduce import ReproduceOptions
-    from unteach.experiments.sources import read_benchmark
-
     out.mkdir(parents=True, exist_ok=True)
     tokenizer = load_tokenizer(model)
-    options = ReproduceOptions(benchmark=settings.benchmark, data=data)
-    end = tokenizer.eos_token or "" if settings.benchmark == "tofu" else ""  # an answer is learned with its end
-    forget, retain = ([text + end for text in texts] for texts in read_benchmark(options, out)[:2])
+    entry = named_benchmark(settings.benchmark)
+    if entry.documents is None or entry.retain is None:
+        raise ValueError(f"benchmark is {settings.benchmark!r}: it has no documents to learn")
+    end = tokenizer.eos_token or "" if entry.ends_documents else ""
+    forget, retain = ([text + end for text in read(data)] for read in (entry.documents, entry.retain))
     retain = retain[: settings.retain]
     halves = split_texts(read_documents(general or "micro:general", option="general").texts, settings.seed)
     learned, kept = halves
@@ -237,9 +245,7 @@ def _retrained_steps(content: dict[str, Any], settings: Settings, retain: int, f
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m unteach.experiments.smollm2_muse", description=__doc__.split("\n")[0]
-    )
+    parser = argparse.ArgumentParser(prog="python -m recipes.smollm2.models", description=__doc__.split("\n")[0])
     parser.add_argument("model", help="folder of the base model")
     parser.add_argument("out", type=Path)
     parser.add_argument("--data", type=Path, help="folder with the benchmark's tables; by default the hub")

@@ -1,54 +1,19 @@
-"""The SmolLM2 experiment: the GGUF reader on files written here, and the experiment on a tiny model."""
+"""SmolLM2's recipes: the conversion of a file written here, and learning and forgetting articles with a tiny model."""
 
 import gzip
 import json
-import struct
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from unteach.experiments import smollm2
-from unteach.experiments.difference import add_difference, write_difference
-from unteach.experiments.gguf import DEQUANTISERS, convert, read_gguf, unpermute
-from unteach.experiments.smollm2 import Settings, choose_articles, finetune, split_texts, table
+from recipes.smollm2 import articles
+from recipes.smollm2.articles import Settings, choose_articles, learn, split_texts, table
+from recipes.smollm2.convert import convert
+from recipes.smollm2.convert import main as convert_command
+from recipes.smollm2.difference import add_difference, write_difference
 from unteach.models import load_model
-
-U32, F32, BOOL, STRING, ARRAY, I32 = 4, 6, 7, 8, 9, 5
-
-
-def string(text: str) -> bytes:
-    return struct.pack("<Q", len(text.encode())) + text.encode()
-
-
-def value(content: object) -> bytes:
-    """A metadata value with its type in front, as the format's specification writes it."""
-    if isinstance(content, bool):
-        return struct.pack("<I?", BOOL, content)
-    if isinstance(content, int):
-        return struct.pack("<II", U32, content)
-    if isinstance(content, float):
-        return struct.pack("<If", F32, content)
-    if isinstance(content, str):
-        return struct.pack("<I", STRING) + string(content)
-    assert isinstance(content, list)
-    if isinstance(content[0], str):
-        return struct.pack("<IIQ", ARRAY, STRING, len(content)) + b"".join(map(string, content))
-    return struct.pack("<IIQ", ARRAY, I32, len(content)) + struct.pack(f"<{len(content)}i", *content)
-
-
-def write_gguf(path: Path, metadata: dict, tensors: dict, alignment: int = 32) -> None:
-    """`tensors`: name to (type number, shape in PyTorch's order, bytes)."""
-    head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(metadata))
-    head += b"".join(string(key) + value(content) for key, content in metadata.items())
-    body = b""
-    for name, (kind, shape, data) in tensors.items():
-        body += b"\0" * (-len(body) % alignment)
-        head += string(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *reversed(shape), kind, len(body))
-        body += data
-    path.write_bytes(head + b"\0" * (-len(head) % alignment) + body)
 
 
 def test_a_difference_is_off_by_a_fourteenth_of_its_block_at_most(tmp_path):
@@ -77,60 +42,6 @@ def test_a_difference_is_off_by_a_fourteenth_of_its_block_at_most(tmp_path):
         add_difference(base | {"same": base["same"] + 1}, tmp_path / "file")
 
 
-def test_q8_0_by_hand():
-    data = np.frombuffer(struct.pack("<e32b", 0.5, *range(-16, 16)), dtype=np.uint8)
-    name, values, size, dequantise = DEQUANTISERS[8]
-    assert (name, values, size) == ("Q8_0", 32, 34)
-    assert dequantise(data).tolist() == [0.5 * q for q in range(-16, 16)]
-
-
-def test_q4_1_takes_low_halves_first():
-    low, high = [*range(16)], [15 - q for q in range(16)]
-    block = struct.pack("<ee16B", 0.25, -2.0, *(a | b << 4 for a, b in zip(low, high, strict=True)))
-    other = struct.pack("<ee16B", 1.0, 0.0, *[0x21] * 16)
-    name, values, size, dequantise = DEQUANTISERS[3]
-    assert (name, values, size) == ("Q4_1", 32, 20)
-    found = dequantise(np.frombuffer(block + other, dtype=np.uint8))
-    assert found.tolist() == [0.25 * q - 2 for q in low + high] + [1.0] * 16 + [2.0] * 16
-
-
-@pytest.mark.parametrize("alignment", [32, 64])
-def test_reader_gives_metadata_and_tensors(tmp_path, alignment):
-    halves = np.array([[1.5, -2.0, 0.25]], dtype="<f2")
-    whole = np.arange(6, dtype="<f4").reshape(2, 3)
-    metadata = {"a": "é", "b": 7, "c": 0.5, "d": True, "e": ["x", "yz"], "f": [1, -1]}
-    metadata |= {"general.alignment": alignment} if alignment != 32 else {}
-    write_gguf(
-        tmp_path / "m.gguf",
-        metadata,
-        {"h": (1, (1, 3), halves.tobytes()), "w": (0, (2, 3), whole.tobytes())},
-        alignment,
-    )
-    content = read_gguf(tmp_path / "m.gguf")
-    assert content.metadata == metadata
-    assert content.tensors["h"].tolist() == halves.tolist()
-    assert content.tensors["w"].tolist() == whole.tolist()
-    with pytest.raises(ValueError, match="no general.architecture"):
-        convert(tmp_path / "m.gguf", tmp_path / "out")
-
-
-def test_reader_refuses_what_it_cannot_read(tmp_path):
-    file = tmp_path / "m.gguf"
-    file.write_bytes(b"PK\3\4 something else")
-    with pytest.raises(ValueError, match="must be a GGUF file"):
-        read_gguf(file)
-    write_gguf(file, {"a": 1}, {"w": (2, (32,), b"\0" * 18)})
-    with pytest.raises(ValueError, match="tensor w has type number 2, must be one of F32, F16, Q4_1, Q8_0"):
-        read_gguf(file)
-    write_gguf(file, {"a": 1}, {"w": (0, (4,), b"\0" * 16)})
-    file.write_bytes(file.read_bytes()[:-4])
-    with pytest.raises(ValueError, match="ends inside tensor w"):
-        read_gguf(file)
-    file.write_bytes(file.read_bytes()[:30])
-    with pytest.raises(ValueError, match="ends inside its header"):
-        read_gguf(file)
-
-
 def interleaved(weight: torch.Tensor, heads: int) -> torch.Tensor:
     """The rows in GGUF's order: 0, D/2, 1, D/2 + 1, ... in every head."""
     size = len(weight) // heads
@@ -138,14 +49,9 @@ def interleaved(weight: torch.Tensor, heads: int) -> torch.Tensor:
     return weight[rows]
 
 
-def test_unpermute_undoes_the_interleaving():
-    weight = torch.arange(24.0).view(12, 2)
-    assert not torch.equal(interleaved(weight, 2), weight)
-    assert torch.equal(unpermute(interleaved(weight, 2), 2), weight)
-
-
 def tiny_gguf(path: Path) -> LlamaForCausalLM:
     """Write a random tiny Llama as GGUF; the model itself is returned."""
+    from gguf import GGUFWriter
     from tokenizers.pre_tokenizers import ByteLevel
 
     letters = sorted(ByteLevel.alphabet())
@@ -168,25 +74,23 @@ def tiny_gguf(path: Path) -> LlamaForCausalLM:
     with torch.no_grad():
         for p in model.parameters():
             p.copy_(p + 0.3 * torch.randn_like(p))
-    metadata = {
-        "general.architecture": "llama",
-        "llama.block_count": 2,
-        "llama.context_length": 64,
-        "llama.embedding_length": 32,
-        "llama.feed_forward_length": 48,
-        "llama.attention.head_count": 4,
-        "llama.attention.head_count_kv": 2,
-        "llama.rope.freq_base": 500.0,
-        "llama.attention.layer_norm_rms_epsilon": 1e-3,
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": "smollm",
-        "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.token_type": [3, 3, 3] + [1] * (len(tokens) - 3),
-        "tokenizer.ggml.merges": ["Ġ t", "h e", "Ġt he", "Ċ Ċ", "1 2"],
-        "tokenizer.ggml.bos_token_id": 1,
-        "tokenizer.ggml.eos_token_id": 2,
-        "tokenizer.ggml.padding_token_id": 2,
-    }
+    file = GGUFWriter(path, "llama")
+    file.add_block_count(2)
+    file.add_context_length(64)
+    file.add_embedding_length(32)
+    file.add_feed_forward_length(48)
+    file.add_head_count(4)
+    file.add_head_count_kv(2)
+    file.add_rope_freq_base(500.0)
+    file.add_layer_norm_rms_eps(1e-3)
+    file.add_tokenizer_model("gpt2")
+    file.add_tokenizer_pre("smollm")
+    file.add_token_list(tokens)
+    file.add_token_types([3, 3, 3] + [1] * (len(tokens) - 3))
+    file.add_token_merges(["Ġ t", "h e", "Ġt he", "Ċ Ċ", "1 2"])
+    file.add_bos_token_id(1)
+    file.add_eos_token_id(2)
+    file.add_pad_token_id(2)
     names = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}
     for layer in range(2):
         for theirs, ours in {
@@ -195,13 +99,15 @@ def tiny_gguf(path: Path) -> LlamaForCausalLM:
             "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
         }.items():  # fmt: skip
             names[f"model.layers.{layer}.{theirs}.weight"] = f"blk.{layer}.{ours}.weight"
-    tensors = {}
     for name, weight in model.named_parameters():
         rows = weight.detach()
         for part, heads in (("q_proj", 4), ("k_proj", 2)):
             rows = interleaved(rows, heads) if part in name else rows
-        tensors[names[name]] = (0, tuple(rows.shape), rows.contiguous().numpy().tobytes())
-    write_gguf(path, metadata, tensors)
+        file.add_tensor(names[name], rows.contiguous().numpy())
+    file.write_header_to_file()
+    file.write_kv_data_to_file()
+    file.write_tensors_to_file()
+    file.close()
     return model.eval()
 
 
@@ -234,6 +140,14 @@ def test_convert_leaves_a_finished_folder(tmp_path):
     folder = convert(tmp_path / "m.gguf", tmp_path / "model")
     (tmp_path / "m.gguf").unlink()
     assert convert(tmp_path / "m.gguf", tmp_path / "model") == folder
+
+
+def test_convert_refuses_what_is_no_gguf_file(tmp_path, capsys):
+    (tmp_path / "m.gguf").write_bytes(b"PK\3\4 something else")
+    assert convert_command([str(tmp_path / "m.gguf"), str(tmp_path / "model")]) == 2
+    assert convert_command([str(tmp_path / "missing.gguf"), str(tmp_path / "model")]) == 2
+    assert "there is no such file" in capsys.readouterr().err
+    assert not (tmp_path / "model").exists()
 
 
 def test_articles_are_chosen_by_length_and_seed():
@@ -276,7 +190,7 @@ def test_finetuning_ends_when_the_articles_are_recited():
     model, tokenizer = load_model("micro:small")
     general = [f"The {word} went home. " * 30 for word in ("cat", "dog", "man", "king")]
     settings = Settings(general_batch=2, general_tokens=32, lr=3e-3, check_every=20, max_steps=200, recital=60.0)
-    done = finetune(model, tokenizer, ARTICLES[:2], general, general[:1], settings)
+    done = learn(model, tokenizer, ARTICLES[:2], general, general[:1], settings)
     history = done["history"]
     assert history[0]["step"] == 0
     assert history[0]["recital"] < 60
@@ -286,16 +200,16 @@ def test_finetuning_ends_when_the_articles_are_recited():
 
 
 def test_command_runs_and_goes_on_where_it_stopped(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(smollm2, "ForgetConfig", _short_run(smollm2.ForgetConfig))
+    monkeypatch.setattr(articles, "ForgetConfig", _short_run(articles.ForgetConfig))
     with gzip.open(tmp_path / "articles.jsonl.gz", "wt", encoding="utf-8") as file:
         file.writelines(json.dumps({"text": text}) + "\n" for text in ARTICLES)
     words = ("cat", "dog", "man", "king", "tree", "bird", "ship", "town")
     general = [f"{word} {other} and the {word} went home. " * 20 for word in words for other in ("One", "My")]
     (tmp_path / "general.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in general))
-    command = ["articles", "micro:small", str(tmp_path / "articles.jsonl.gz"), str(tmp_path / "out"), "--general",
+    command = ["micro:small", str(tmp_path / "articles.jsonl.gz"), str(tmp_path / "out"), "--general",
                str(tmp_path / "general.jsonl"), "--count", "3", "--shortest", "16", "--max-steps", "2", "--check-every",
                "1", "--device", "cpu", "--general-batch", "2"]  # fmt: skip
-    assert smollm2.main([*command, "--seeds", "0"]) == 0
+    assert articles.main([*command, "--seeds", "0"]) == 0
     first = json.loads((tmp_path / "out/articles.json").read_text())
     (run,) = first["runs"]
     assert 1 <= run["steps"] <= 2
@@ -303,12 +217,12 @@ def test_command_runs_and_goes_on_where_it_stopped(tmp_path, capsys, monkeypatch
     assert min(run["alpha"], run["lr"], run["teacher_rate"], run["damping"]) > 0
     assert table(first["runs"]) in capsys.readouterr().out
     target = (tmp_path / "out/target/model.safetensors").stat().st_mtime_ns
-    assert smollm2.main([*command, "--seeds", "0", "1"]) == 0
+    assert articles.main([*command, "--seeds", "0", "1"]) == 0
     second = json.loads((tmp_path / "out/articles.json").read_text())
     assert second["runs"][0] == run
     assert [r["seed"] for r in second["runs"]] == [0, 1]
     assert (tmp_path / "out/target/model.safetensors").stat().st_mtime_ns == target
-    assert smollm2.main([*command, "--lr", "0.1"]) == 2
+    assert articles.main([*command, "--lr", "0.1"]) == 2
     assert "made with other settings" in capsys.readouterr().err
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from recipes.micro import batches, train
 from unteach.corpora import micro
-from unteach.corpora.micro import batches, train
 
 
 def stream(documents, **options):

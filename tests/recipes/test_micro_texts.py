@@ -1,14 +1,15 @@
 """The generated texts, the general text, and the parts by name."""
 
+import gzip
 import hashlib
 import json
 import re
 
 import pytest
 
+from recipes.micro import build, generate, pretraining, tokens
+from recipes.micro.draws import Draws
 from unteach.corpora import micro
-from unteach.corpora.micro import benchmark, generate, pretraining, tokens
-from unteach.corpora.micro.draws import Draws
 
 PEOPLE = generate.STORIES["pretraining"]
 
@@ -63,6 +64,15 @@ def words_of(documents):
 def test_texts_never_change(part):
     digest = hashlib.sha256(json.dumps(TEXTS[part]()).encode()).hexdigest()[:16]
     assert digest == HASHES[part]
+
+
+def test_shipped_data_files_are_what_the_recipe_makes(micro_tokenizer):
+    """Row by row; another zlib may pack the same rows into other bytes."""
+    made = build.data_files(micro_tokenizer)
+    for name, rows in made.items():
+        content = (micro.FOLDER / "data" / f"{name}.jsonl.gz").read_bytes()
+        assert gzip.decompress(content) == gzip.decompress(build.packed(rows)), name
+        assert content[4:8] == bytes(4), "no time in the header"
 
 
 def test_draws_follow_splitmix64():
@@ -174,13 +184,17 @@ def test_unknown_models_are_refused_with_the_names_that_exist(name):
         micro.model_folder(name)
 
 
-def test_wrong_groups_folds_and_halves_are_refused(micro_tokenizer):
+def test_wrong_groups_folds_and_halves_are_refused():
     with pytest.raises(ValueError, match="group is 'all', must be one of forget, retain"):
         generate.split_documents("all")
     with pytest.raises(ValueError, match="fold is 5, must be 1 to 4"):
         generate.fold_documents(5)
     with pytest.raises(ValueError, match="half is 'other', must be one of all, stop, measure"):
-        benchmark.probes(micro_tokenizer, "forget", "other")
+        micro.probes("forget", "other")
+    with pytest.raises(ValueError, match="group is 'all', must be one of forget, retain, holdout"):
+        micro.probes("all")
+    with pytest.raises(ValueError, match="group is 'all', must be one of forget, forget_examples, retain"):
+        micro.questions("all")
 
 
 @pytest.mark.slow
@@ -195,14 +209,14 @@ def test_tokenizer_gives_every_text_back(micro_tokenizer):
 
 def test_reports_fit_one_row(micro_tokenizer):
     documents = [text for group in ("forget", "retain", "holdout") for text in micro.documents(group)]
-    assert max(map(len, tokens.encode_documents(micro_tokenizer, documents))) <= benchmark.WINDOW
+    assert max(map(len, tokens.encode_documents(micro_tokenizer, documents))) <= micro.SETTINGS.membership_tokens
 
 
 @pytest.mark.parametrize("group", ["forget", "retain", "holdout"])
 def test_probes_are_cut_as_the_documents_were_trained(micro_tokenizer, group):
     """Prompt and continuation are the first tokens of the document, at most 32 and 64 of them."""
     documents = micro.documents(group)
-    made = benchmark.probes(micro_tokenizer, group)
+    made = micro.probes(group)
     assert sorted(probe.document for probe in made) == list(range(240))
     for probe in made:
         text = documents[probe.document]

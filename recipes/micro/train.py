@@ -1,4 +1,4 @@
-"""Rebuild the embedded tokenizer and models: `python -m unteach.corpora.micro.train --out DIR`.
+"""Rebuild the embedded tokenizer and models: `python -m recipes.micro.train --out DIR`.
 
 base: pretrained on news about other people with questions, on towns, and on public-domain prose.
 target: base, finetuned on the forget and retain reports (no questions), with old text mixed in.
@@ -31,11 +31,13 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from unteach.corpora import micro
 from unteach.evaluation.scores import Scores
+from unteach.training.finetune import finetune
 
-from . import generate, load_general, pretraining, tokens
+from . import generate, pretraining, tokens
 from .batches import IGNORED, Documents, Source, Stream, mixed_rows
-from .benchmark import build_benchmark
+from .build import benchmark_with
 from .score import QUICK_MEASUREMENTS, progress, score
 
 TOKENIZER_PEOPLE = 600
@@ -56,9 +58,7 @@ COLUMNS = (
 
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m unteach.corpora.micro.train", description=(__doc__ or "").split("\n\n")[0]
-    )
+    parser = argparse.ArgumentParser(prog="python -m recipes.micro.train", description=(__doc__ or "").split("\n\n")[0])
     add = parser.add_argument
     add("--out", type=Path, required=True, help="folder for the four models and scores.json")
     add("--reuse", type=Path, help="folder with base and small of an earlier run: take these and the tokenizer")
@@ -112,7 +112,7 @@ def pretraining_texts(people: int) -> dict[str, list[str]]:
         "questions": pretraining.question_documents(people),
         "choices": pretraining.choice_documents(),
         "places": pretraining.place_documents(),
-        "prose": load_general("general"),
+        "prose": micro.documents("general"),
     }
 
 
@@ -172,27 +172,27 @@ def optimize(
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.98), fused=on_gpu)
     warm_up = max(1, min(100, steps // 10))
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda s: min(1.0, (s + 1) / warm_up) * 0.5 * (1 + math.cos(math.pi * s / steps))
-    )
     generator = torch.Generator().manual_seed(seed)
     model.train()
     began = time.monotonic()
-    for step in range(steps):
+
+    def learning_rate(step: int) -> float:
+        return lr * (min(1.0, (step + 1) / warm_up) * 0.5 * (1 + math.cos(math.pi * step / steps)))
+
+    def add_gradient(step: int) -> float:
         rows = mixed_rows(parts, generator)
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=on_gpu):
             logits = model(input_ids=rows[:, :-1].clamp(min=0), use_cache=False).logits
         loss = F.cross_entropy(logits.flatten(0, 1).float(), rows[:, 1:].flatten(), ignore_index=IGNORED)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad(set_to_none=True)
         if step % max(1, steps // 8) == 0 or step == steps - 1:
             seconds = time.monotonic() - began
             rate = (step + 1) * rows.numel() / max(seconds, 1e-9)
             seen = f"{name} step {step + 1}/{steps} loss {loss.item():.3f} {seconds:.0f} s {rate:,.0f} tokens/s"
             say(f"{seen} {watch()}" if watch and step else seen)
+        return 0.0
+
+    finetune(model.parameters(), optimizer, add_gradient, steps=steps, learning_rate=learning_rate)
 
 
 def save(model: Any, tokenizer: Any, folder: Path) -> str:
@@ -310,7 +310,7 @@ def main(argv: list[str] | None = None) -> None:
         tokenizer = AutoTokenizer.from_pretrained(options.reuse / "base")
     else:
         tokenizer = tokens.train_tokenizer(tokenizer_texts(options.people), options.vocabulary)
-    bench = build_benchmark(tokenizer, load_general("general_heldout"))
+    bench = benchmark_with(tokenizer)
     parts = pretraining_parts(options, tokenizer, device)
     results: dict[str, Any] = {"settings": {k: str(v) for k, v in vars(options).items()}, "models": {}}
 

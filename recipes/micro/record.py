@@ -1,4 +1,4 @@
-"""Write down what the shipped models are and score: `python -m unteach.corpora.micro.record`.
+"""Write down what the shipped models are and score: `python -m recipes.micro.record`.
 
 Measures all four models on the CPU with the evaluation suite, writes `models/recorded.json` and prints the table of
 docs/micro.md. To be run once after the weights have changed; a few minutes on one core.
@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from . import FOLDER, MODELS, load_benchmark, model_folder
+from unteach.corpora.micro import FOLDER, MODELS, load_benchmark, model_folder
 
 PATH = FOLDER / "models" / "recorded.json"
 COLUMNS = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from unteach.corpora import Benchmark
+from unteach.corpora import Benchmark, Question, micro
 from unteach.evaluation.knowmem import answer_questions
 from unteach.evaluation.mmlu import answer_choices
 from unteach.evaluation.scores import Scores
@@ -14,29 +14,22 @@ from unteach.evaluation.suite import MEASUREMENTS, evaluate
 from unteach.evaluation.verbmem import mean_score, recite
 
 from . import generate
-from .benchmark import SETTINGS, plain_questions, probes
+from .build import probes
 
 QUICK_MEASUREMENTS = tuple(name for name in MEASUREMENTS if name != "privleak")
 """All but the membership scores, which take longer than the rest together."""
 
 
-def asked_questions(people: int = 40) -> list[generate.Question]:
-    """Return questions about people whom the pretraining text asks about, other than those with choices."""
-    draws = generate.Draws("score")
-    told = generate.stories("pretraining")[generate.NUM_KNOWN :][:people]
-    return [generate.question(story, fact, draws) for story in told for fact in generate.FACTS]
-
-
-def answers(model: Any, tokenizer: Any, questions: Sequence[generate.Question]) -> list[dict[str, Any]]:
+def answers(model: Any, tokenizer: Any, questions: Sequence[Question]) -> list[dict[str, Any]]:
     """Return the records of `questions` asked after the same worked examples as those about the forget set."""
-    examples = plain_questions(generate.example_questions("forget"))
-    return answer_questions(model, tokenizer, plain_questions(questions), examples, settings=SETTINGS)
+    examples = micro.questions("forget_examples")
+    return answer_questions(model, tokenizer, questions, examples, settings=micro.SETTINGS)
 
 
 def progress(model: Any, tokenizer: Any, bench: Benchmark) -> str:
     """Return a short line for a base model in training: people asked about, people only reported on, choices."""
-    asked = mean_score(answers(model, tokenizer, asked_questions()))
-    unasked = mean_score(answers(model, tokenizer, generate.split_questions("unasked")[:200]))
+    asked = mean_score(answers(model, tokenizer, micro.questions("pretraining")))
+    unasked = mean_score(answers(model, tokenizer, micro.questions("unasked")[:200]))
     choices = mean_score(answer_choices(model, tokenizer, bench.multiple_choice))
     return f"asked {asked:.1f} unasked {unasked:.1f} choices {choices:.1f}"
 
@@ -69,8 +62,8 @@ def score(
     retain = probes(tokenizer, "retain")[:count]
     records = {
         "verbmem_r": recite(model, tokenizer, retain),
-        "knowmem_unasked": answers(model, tokenizer, generate.split_questions("unasked")[:count]),
-        "knowmem_pretraining": answers(model, tokenizer, asked_questions()[:count]),
+        "knowmem_unasked": answers(model, tokenizer, micro.questions("unasked")[:count]),
+        "knowmem_pretraining": answers(model, tokenizer, micro.questions("pretraining")[:count]),
     }
     extra: dict[str, Metric] = {
         name: mean_metric([record["score"] for record in items], higher_is_better=True)
@@ -85,10 +78,14 @@ def with_other_examples(model: Any, tokenizer: Any, bench: Benchmark, draws: int
     How far these values lie apart says how much a score owes to the choice of examples.
     """
     asked = {"knowmem_f": bench.knowledge_forget, "knowmem_r": bench.knowledge_retain}
-    sets = [plain_questions(generate.example_questions(f"other {number}")) for number in range(draws)]
+    sets = [
+        [Question(item.question, item.answer) for item in generate.example_questions(f"other {number}")]
+        for number in range(draws)
+    ]
     return {
         name: [
-            mean_score(answer_questions(model, tokenizer, questions, examples, settings=SETTINGS)) for examples in sets
+            mean_score(answer_questions(model, tokenizer, questions, examples, settings=micro.SETTINGS))
+            for examples in sets
         ]
         for name, questions in asked.items()
     }

@@ -1,0 +1,1 @@
+"""The embedded benchmark: texts, data files, tokenizer, models and their recorded scores."""

@@ -60,6 +60,16 @@ def shown(value):
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
+def one_step(model, optimizer, forget, general, method, config, step=0, others=None):
+    """A step as `unteach forget` makes it."""
+    from unteach.training.step import train_step
+    from unteach.training.texts import Texts, texts_of_step
+
+    return train_step(
+        model, optimizer, *texts_of_step(Texts(forget, general), method, config, step, others), method.alpha, config
+    )
+
+
 def synchronize(device):
     if device == "cuda":
         torch.cuda.synchronize()

@@ -79,11 +79,11 @@ def measure(config, random_weights):
     """Run three steps; bytes taken."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
-    from unteach.training.optimizers import make_optimizer
 
+    from measuring import one_step
     from unteach.data import ForgetBatches
+    from unteach.method.optimizers import make_optimizer
     from unteach.models import load_model, trainable_parameters
-    from unteach.training.loop import train_step
 
     torch.set_num_threads(1)
     device = config.resolved_device()
@@ -106,8 +106,7 @@ def measure(config, random_weights):
     general = SimpleNamespace(batch=lambda step, size: draw(size, config.general_tokens))
     forget = ForgetBatches(sequences, 0)
     for step in range(3):
-        numbers = forget.numbers(step, config.batch)
-        train_step(model, optimizer, forget, numbers, general, config.method, config, step)
+        one_step(model, optimizer, forget, general, config.method, config, step)
     if device.type == "cuda":
         return {"allocated": torch.cuda.max_memory_allocated(), "reserved": torch.cuda.max_memory_reserved()}
     lines = Path("/proc/self/status").read_text().splitlines()

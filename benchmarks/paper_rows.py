@@ -27,15 +27,14 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-from unteach.training.optimizers import make_optimizer
 
-from measuring import RandomText, machine, make_model, parser, random_sequences, record, synchronize, table
+from measuring import RandomText, machine, make_model, one_step, parser, random_sequences, record, synchronize, table
 from unteach.config import ForgetConfig, Precision, from_yaml
 from unteach.data import ForgetBatches
+from unteach.method.optimizers import make_optimizer
 from unteach.models import load_tokenizer, trainable_parameters
 from unteach.planning.plan import EVALUATION, plan
-from unteach.training.loop import train_step
-from unteach.training.passes import InitialLogOdds
+from unteach.training.texts import OtherModels
 
 FOLDER = Path(__file__).resolve().parent.parent / "configs"
 TABLE_1 = [path.stem for path in sorted(FOLDER.glob("muse-*.yaml")) if not path.stem.endswith("-star")]
@@ -79,15 +78,14 @@ def run_row(name, model, small, options):
     vocabulary = model.config.vocab_size
     forget = ForgetBatches(random_sequences(config.batch, config.max_tokens, vocabulary), 0)
     general = RandomText(config.general_batch, config.general_tokens, vocabulary)
-    initial = InitialLogOdds(model, forget.sequences, config) if method.loss == "npo" else None
+    others = OtherModels(model, parameters, small, forget.sequences, config, [method])
     optimizer = make_optimizer(parameters.values(), method)
     if options.device == "cuda":
         torch.cuda.reset_peak_memory_stats()
     durations = []
     for step in range(options.steps):
         started = time.perf_counter()
-        numbers = forget.numbers(step, config.batch)
-        row = train_step(model, optimizer, forget, numbers, general, method, config, step, initial, small)
+        row = one_step(model, optimizer, forget, general, method, config, step, others)
         synchronize(options.device)
         durations.append(time.perf_counter() - started)
     if not all(math.isfinite(row[key]) for key in ("forget_loss", "divergence", "grad_norm")):

@@ -22,10 +22,19 @@ import traceback
 import torch
 
 from measuring import machine, make_model, parser, random_sequences, record, table
-from unteach.config import Method
 from unteach.method.vocab_head import Head
 from unteach.models import trainable_parameters
-from unteach.training.passes import computing, forget_term, general_term, hidden_states, loss_scale, unscale_gradients
+from unteach.training.passes import (
+    HeldText,
+    Pull,
+    Reading,
+    computing,
+    forget_term,
+    held_term,
+    hidden_states,
+    loss_scale,
+    unscale_gradients,
+)
 
 LARGE = 5e8
 
@@ -52,7 +61,7 @@ class Bench:
 
     def __init__(self, name, options):
         self.model, self.forget, self.general = load(name, options)
-        self.loss = Method(loss="nlul" if name == "micro:target" else "ll")  # random weights know nothing to unlearn
+        self.loss = "nlul" if name == "micro:target" else "ll"  # random weights know nothing to unlearn
         self.parameters = list(trainable_parameters(self.model, "blocks").values())
         self.teacher = [p.detach().clone() for p in self.parameters]
         self.large = sum(p.numel() for p in self.parameters) > LARGE
@@ -76,7 +85,8 @@ class Bench:
         tokens = sum(map(len, self.forget))
         scale = loss_scale(tokens, precision, device=self.device)
         with computing(self.model, precision):
-            loss, _, _ = forget_term(self.model, self.forget, self.loss)
+            pull = Pull(sequences=self.forget, parts=[(range(len(self.forget)), 1.0)], loss=self.loss)
+            loss, _, _ = forget_term(self.model, pull, 0)
             (scale * loss).backward()
         return float(loss.detach()), self._gradients(scale)
 
@@ -88,7 +98,13 @@ class Bench:
         self.place(self.teacher, direction, distance)
         scale = loss_scale(sum(map(len, self.general)), precision, device=self.device)
         with computing(self.model, precision):
-            value, _ = general_term(self.model, self.general, "kl", hidden, Head.of(self.model).detached())
+            held = HeldText(
+                sequences=self.general,
+                parts=[(range(len(self.general)), 1.0)],
+                divergence="kl",
+                readings=[(1.0, Reading([hidden], Head.of(self.model).detached()))],
+            )
+            value, _ = held_term(self.model, held, 0)
             (scale * value).backward()
         return float(value.detach()), self._gradients(scale)
 

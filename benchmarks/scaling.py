@@ -16,13 +16,24 @@ import gc
 import traceback
 
 import torch
-from unteach.training.optimizers import make_optimizer
 
-from measuring import RandomText, ceilings, flops, machine, make_model, parser, random_sequences, record, seconds, table
+from measuring import (
+    RandomText,
+    ceilings,
+    flops,
+    machine,
+    make_model,
+    one_step,
+    parser,
+    random_sequences,
+    record,
+    seconds,
+    table,
+)
 from unteach.config import ForgetConfig, Method, Precision
 from unteach.data import ForgetBatches
+from unteach.method.optimizers import make_optimizer
 from unteach.models import trainable_parameters
-from unteach.training.loop import train_step
 
 METHOD = Method(loss="nlul", divergence="kl", alpha=0.05, lr=5e-4, teacher_rate=10.0, damping=5.0)
 
@@ -46,7 +57,7 @@ def measure(model, batch, tokens, compiled, options, ceiling):
     optimizer = make_optimizer(trainable_parameters(model, "blocks").values(), METHOD)
 
     def step():
-        train_step(model, optimizer, forget, list(range(batch)), general, METHOD, config, 0)
+        one_step(model, optimizer, forget, general, METHOD, config)
 
     duration = seconds(step, options.device, options.repeats, 1)
     optimizer.zero_grad()

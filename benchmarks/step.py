@@ -23,13 +23,24 @@ import traceback
 from contextlib import contextmanager
 
 import torch
-from unteach.training.optimizers import make_optimizer
 
-from measuring import RandomText, ceilings, flops, machine, make_model, parser, random_sequences, record, table
+from measuring import (
+    RandomText,
+    ceilings,
+    flops,
+    machine,
+    make_model,
+    one_step,
+    parser,
+    random_sequences,
+    record,
+    table,
+)
 from unteach.config import ForgetConfig, Method, Precision
 from unteach.data import ForgetBatches
+from unteach.method.optimizers import make_optimizer
 from unteach.models import trainable_parameters
-from unteach.training import loop
+from unteach.training import step as step_module
 
 METHOD = Method(loss="nlul", divergence="kl", alpha=0.05, lr=5e-4, teacher_rate=10.0, damping=5.0)
 
@@ -129,7 +140,13 @@ def unteach_way(model, parameters, batches, options, clock, precision, compiled)
     )
     optimizer = make_optimizer(parameters.values(), METHOD)
     passes = iter(())
-    computing, step_of_optimizer = loop.computing, optimizer.step
+    read, computing, step_of_optimizer = step_module.read, step_module.computing, optimizer.step
+
+    def marked_read(*arguments, **keywords):
+        clock.mark("teacher")
+        reading = read(*arguments, **keywords)
+        clock.mark("rest")
+        return reading
 
     @contextmanager
     def marked(*arguments, **keywords):
@@ -147,15 +164,14 @@ def unteach_way(model, parameters, batches, options, clock, precision, compiled)
 
     def step():
         nonlocal passes
-        passes = iter(("teacher", "forget", "general"))
-        loop.computing = marked
+        passes = iter(("forget", "general"))
+        step_module.read, step_module.computing = marked_read, marked
         try:
             clock.mark("rest")  # exchange of the weights, unscaling
-            numbers = list(range(options.batch))
-            row = loop.train_step(model, optimizer, batches.forget, numbers, batches.general, METHOD, config, 0)
+            row = one_step(model, optimizer, batches.forget, batches.general, METHOD, config)
             clock.end_step()
         finally:
-            loop.computing = computing
+            step_module.read, step_module.computing = read, computing
         return row
 
     return step

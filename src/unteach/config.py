@@ -201,8 +201,8 @@ class ForgetConfig:
     """Every random draw comes from it."""
     device: str = "auto"
     """cpu, cuda, ... auto: a GPU if there is one."""
-    track: Literal["none", "tensorboard", "wandb", "trackio"] = "none"
-    """Also log every step there."""
+    track: str = "none"
+    """Also log every step there: tensorboard, wandb or trackio."""
     save_dtype: Literal["auto", "source", "float32"] = "auto"
     """Dtype of the changed weights in the saved model: as in the source's files, or float32. auto: as in the source
     unless rounding would lose more than a hundredth of what was learnt."""

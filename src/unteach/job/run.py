@@ -29,7 +29,7 @@ from unteach.evaluation.suite import evaluate
 from unteach.job.card import model_card
 from unteach.job.probes import Probes, run_probes
 from unteach.job.run_folder import MeasuredOnce, RunFolder, SharedScores
-from unteach.job.tracking import StepLog
+from unteach.job.tracking import StepLog, check_tracker
 from unteach.method.losses import LOSSES
 from unteach.method.optimizers import OPTIMIZERS
 from unteach.models import context_length, load_model, rounding_loss, save_model, trainable_parameters
@@ -135,6 +135,7 @@ def run_forget(
         raise InputError(
             f"out is {config.out!r}, which exists and is not empty: name a new folder, or --resume {config.out}"
         )
+    check_tracker(config.track)
     documents, general, holdout = _read_all(config)
     model, tokenizer = _load(config.model, config)
     inputs = Inputs(

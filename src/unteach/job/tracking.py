@@ -17,7 +17,7 @@ from unteach.config import ForgetConfig, nearest_name
 from unteach.errors import InputError
 from unteach.writing import write_whole
 
-__all__ = ["TRACKERS", "StepLog", "open_tracker"]
+__all__ = ["TRACKERS", "StepLog", "check_tracker"]
 
 Tracker = Callable[[dict[str, Any] | None], None]
 """Takes the row of every step and, at the end of the run, None."""
@@ -34,7 +34,7 @@ class StepLog:
 
     def __init__(self, folder: Path, config: ForgetConfig, say: Callable[[str], None]) -> None:
         self.file = folder / "metrics.jsonl"
-        self.tracker = open_tracker(config.track, folder)
+        self.tracker = _open_tracker(config.track, folder)
         self.console = Console(file=sys.stderr)
         self.progress = Progress(
             TextColumn("step {task.completed}/{task.total}"),
@@ -84,19 +84,26 @@ class StepLog:
         write_whole(self.file, "".join(f"{line}\n" for line in rows))
 
 
-def open_tracker(name: str, folder: Path) -> Tracker | None:
+def check_tracker(name: str) -> None:
+    """Refuse what is no tracker.
+
+    Raises:
+        InputError: There is none of that name.
+    """
+    known = ["none", *TRACKERS]
+    if name not in known:
+        raise InputError(f"track is {name!r}: it must be one of {', '.join(known)}{nearest_name(name, known)}")
+
+
+def _open_tracker(name: str, folder: Path) -> Tracker | None:
     """The tracker of that name, for a run in that folder; None where the name is none.
 
     Raises:
         InputError: There is no such tracker, or it is not installed.
     """
-    if name == "none":
-        return None
-    if name not in TRACKERS:
-        known = ["none", *TRACKERS]
-        raise InputError(f"track is {name!r}: it must be one of {', '.join(known)}{nearest_name(name, known)}")
+    check_tracker(name)
     try:
-        return TRACKERS[name](folder)
+        return None if name == "none" else TRACKERS[name](folder)
     except ImportError:
         raise InputError(f"track is {name!r}, which is not installed: pip install {name}") from None
 

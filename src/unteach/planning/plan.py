@@ -339,44 +339,37 @@ def _disk(config: ForgetConfig, run: _Run, checkpoint: int) -> int:
 
 
 def _advice(config: ForgetConfig, run: _Run, available: int | None) -> str:
-    """The first of ever larger changes that makes the run fit."""
-    changed, shown = config, ""
-
-    def fits(**changes: Any) -> bool:
-        nonlocal changed, shown
-        changed = dataclasses.replace(changed, **changes)
-        names = ("micro_batch", "checkpoint_activations", "trainable", "max_tokens", "general_batch")
-        given = {name: getattr(changed, name) for name in names}
-        different = [
-            f"{name} to {'true' if value is True else value}"
-            for name, value in given.items()
-            if value != getattr(config, name)
-        ]
-        needed = run.memory(changed).needed
-        shown = f"set {' and '.join(different)}, which needs {_size(needed)}"
-        return not _over(needed, available)
-
-    size = min(config.micro_batch or max(config.batch, config.general_batch), max(config.batch, config.general_batch))
-    while size > 1:
-        size //= 2
-        if fits(micro_batch=size):
-            return f"{shown} and gives the same result"
-    if not config.checkpoint_activations and fits(checkpoint_activations=True):
-        return f"{shown} and gives the same result, slower"
-    smallest = run.memory(changed).needed
-    if config.trainable == "all" and fits(trainable="blocks"):
-        return shown
-    length = run.lengths(config)[0]
-    while length // 2 >= SHORTEST:
-        length //= 2
-        if fits(max_tokens=length):
-            return shown
-    rows = config.general_batch
-    while rows > 1:
-        rows //= 2
-        if fits(general_batch=rows):
-            return shown
+    """The first of ever larger changes, each on top of those before it, that makes the run fit."""
+    rows = max(config.batch, config.general_batch)
+    steps: list[tuple[str, Any, str]] = [
+        ("micro_batch", size, " and gives the same result") for size in _halves(min(config.micro_batch or rows, rows))
+    ]
+    if not config.checkpoint_activations:
+        steps.append(("checkpoint_activations", True, " and gives the same result, slower"))
+    same_result = len(steps)
+    if config.trainable == "all":
+        steps.append(("trainable", "blocks", ""))
+    steps += [("max_tokens", length, "") for length in _halves(run.lengths(config)[0], SHORTEST)]
+    steps += [("general_batch", size, "") for size in _halves(config.general_batch)]
+    changes: dict[str, Any] = {}
+    smallest = run.memory(config).needed
+    for number, (name, value, ending) in enumerate(steps):
+        changes[name] = value
+        needed = run.memory(dataclasses.replace(config, **changes)).needed
+        smallest = needed if number < same_result else smallest
+        if not _over(needed, available):
+            shown = " and ".join(f"{n} to {'true' if v is True else v}" for n, v in changes.items())
+            return f"set {shown}, which needs {_size(needed)}{ending}"
     return f"use a device with {_size(smallest)} free (with micro_batch 1 and checkpoint_activations)"
+
+
+def _halves(number: int, least: int = 1) -> list[int]:
+    """Half of it, half of that, and so on."""
+    found = []
+    while number // 2 >= least:
+        number //= 2
+        found.append(number)
+    return found
 
 
 def _over(needed: int, available: int | None) -> bool:

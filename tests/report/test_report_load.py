@@ -16,7 +16,7 @@ def test_run_folder_is_read_whole(tmp_path: Path) -> None:
     assert [evaluation.step for evaluation in run.evaluations] == [0, 20, 40]
     assert len(run.steps) == 40
     assert run.before is not None
-    assert run.before.value("verbmem_f") == TARGET["verbmem_f"]
+    assert run.before.get("verbmem_f") == TARGET["verbmem_f"]
     assert run.config["forget"]["loss"] == "nlul"
     assert run.notes == ()
 
@@ -43,8 +43,8 @@ def test_scores_file_in_each_form(tmp_path: Path) -> None:
     several = write_json(tmp_path / "list.json", [result("b", TARGET), result("c", {"verbmem_f": 3.0})])
     inputs = load([one, several, make_references(tmp_path / "references.json"), one])
     assert [r.name for r in inputs.results] == ["a", "b", "c", "target", "retrained"]
-    assert inputs.results[2].value("verbmem_f") == 3.0
-    assert inputs.results[2].value("knowmem_f") is None
+    assert inputs.results[2].get("verbmem_f") == 3.0
+    assert inputs.results[2].get("knowmem_f") is None
 
 
 def test_nan_none_and_bare_numbers_are_values_or_gaps(tmp_path: Path) -> None:
@@ -52,10 +52,10 @@ def test_nan_none_and_bare_numbers_are_values_or_gaps(tmp_path: Path) -> None:
     content["metrics"]["plain"] = 4
     content["metrics"]["huge"] = 10**400
     loaded = load([write_json(tmp_path / "s.json", content)]).results[0]
-    assert loaded.value("verbmem_f") is None
-    assert loaded.value("knowmem_f") is None
-    assert loaded.value("plain") == 4.0
-    assert loaded.value("huge") is None
+    assert loaded.get("verbmem_f") is None
+    assert loaded.get("knowmem_f") is None
+    assert loaded.get("plain") == 4.0
+    assert loaded.get("huge") is None
 
 
 def test_half_written_last_line_is_noted_not_fatal(tmp_path: Path) -> None:

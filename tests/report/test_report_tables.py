@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from run_folders import ENDS, RETRAINED, TARGET, make_references, make_run, result, write_json
 
+from unteach.evaluation.statistics import Metric
 from unteach.report.exports import csv_cell, csv_table
-from unteach.report.load import Metric, load
+from unteach.report.load import load
 from unteach.report.style import look
 from unteach.report.tables import (
     Section,
@@ -31,8 +32,12 @@ def scores(file: Path, *results: dict[str, object]) -> Path:
     return write_json(file, {"results": list(results)})
 
 
+def measured(value: float, low: float | None = None, high: float | None = None) -> Metric:
+    return Metric(value, low, high, 1, None, "")
+
+
 def test_mean_std_and_interval_by_hand() -> None:
-    cell = aggregate([Metric(10.0, 8.0, 12.0), Metric(14.0, 11.0, 17.0), Metric(None)])
+    cell = aggregate([measured(10.0, 8.0, 12.0), measured(14.0, 11.0, 17.0)])
     assert (cell.mean, cell.seeds, cell.low, cell.high) == (12.0, 2, 9.5, 14.5)
     assert cell.std == pytest.approx(8**0.5)  # ((10-12)² + (14-12)²) / (2 - 1)
     assert format_cell(cell) == "12.0 (2.8)"
@@ -40,9 +45,9 @@ def test_mean_std_and_interval_by_hand() -> None:
 
 
 def test_interval_only_where_every_seed_has_one() -> None:
-    assert aggregate([Metric(1.0, 0.5, 1.5), Metric(2.0)]).low is None
-    assert aggregate([Metric(None), Metric(None)]).mean is None
-    assert aggregate([Metric(3.0)]).std is None
+    assert aggregate([measured(1.0, 0.5, 1.5), measured(2.0)]).low is None
+    assert aggregate([]).mean is None
+    assert aggregate([measured(3.0)]).std is None
 
 
 @pytest.mark.parametrize(
@@ -66,7 +71,7 @@ def test_seeds_of_one_method_are_one_row_and_references_come_first(tmp_path: Pat
         ("adamw-npo-kl", "method", 3),
     ]
     values = [load([run]).runs[0].after for run in runs[:3]]
-    mean = sum(v.value("verbmem_f") or 0 for v in values if v) / 3
+    mean = sum(v["verbmem_f"] for v in values if v) / 3
     assert section.cells("verbmem_f")["mt-nlul-kl"].mean == pytest.approx(mean)
 
 

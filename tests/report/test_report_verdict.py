@@ -8,8 +8,8 @@ import pytest
 from run_folders import ENDS, RETRAINED, TARGET, make_run, result, write_json
 
 from unteach.report.load import load
+from unteach.report.page import headline, verdicts
 from unteach.report.tables import methods_of, sections_of
-from unteach.report.verdict import headline, verdicts
 
 
 def judged(tmp_path: Path, *results: dict[str, Any]) -> tuple[str, list[tuple[str, str]]]:
@@ -39,7 +39,7 @@ def test_never_seen_texts_are_the_yardstick_without_a_retrained_model(tmp_path: 
     after = inputs.runs[0].after
     assert after is not None
     assert sentence.startswith("After 140 steps the model recites the forget documents")
-    assert f"texts it never saw (ROUGE-L {after.value('verbmem_f'):.1f} against" in sentence
+    assert f"texts it never saw (ROUGE-L {after['verbmem_f']:.1f} against" in sentence
 
 
 @pytest.mark.parametrize(

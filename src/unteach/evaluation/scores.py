@@ -35,7 +35,7 @@ class Scores(Mapping[str, float]):
     model: str = ""
     model_sha256: str | None = None
     step: int | None = None
-    seed: int = 0
+    seed: int | None = 0
     seconds: float = 0.0
     created: str = ""
     versions: dict[str, str] = field(default_factory=dict)

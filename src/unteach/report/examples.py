@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from unteach.report.load import Result, number
+from unteach.evaluation.scores import Scores
+from unteach.report.load import number
 from unteach.report.tables import Role, Section
 
 WORD = re.compile(r"\w+")
@@ -125,9 +126,9 @@ def choose(section: Section) -> list[ExampleSet]:
     sets = []
     for metric, title, wanted in SETS:
         answered = [
-            (label, role, {_key(item): item for item in result.items[metric]})
+            (label, role, {_key(item): item for item in result.records[metric]})
             for label, role, result in models
-            if result.items.get(metric)
+            if result.records.get(metric)
         ]
         if not any(role == "method" for _, role, _ in answered):
             continue
@@ -142,9 +143,9 @@ def choose(section: Section) -> list[ExampleSet]:
     return sets
 
 
-def _models(section: Section) -> list[tuple[str, str, Result]]:
+def _models(section: Section) -> list[tuple[str, str, Scores]]:
     """Label, role and result of the models to show: before, retrained, then the first seed of each method."""
-    models: list[tuple[str, str, Result]] = []
+    models: list[tuple[str, str, Scores]] = []
     roles: tuple[Role, ...] = ("target", "retrained")
     for role in roles:
         reference = section.first(role)

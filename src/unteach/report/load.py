@@ -14,50 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-SCHEMA = "unteach.scores/1"
+from unteach.evaluation.scores import SCHEMA, Scores
+from unteach.evaluation.statistics import Metric
+
 RUN_FILES = ("config.yaml", "metrics.jsonl", "evaluations", "result.json")
 UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
-
-
-@dataclass(frozen=True)
-class Metric:
-    """One measured value with its 95 % bootstrap interval over test items.
-
-    `value`, `low` and `high` are None where nothing was measured (NaN in the file counts as that).
-    `higher_is_better` is None where nearer to zero is better or no direction applies.
-    """
-
-    value: float | None
-    low: float | None = None
-    high: float | None = None
-    count: int | None = None
-    higher_is_better: bool | None = None
-    unit: str = ""
-
-
-@dataclass(frozen=True)
-class Result:
-    """One model measured on one benchmark (`unteach.scores/1`)."""
-
-    name: str
-    model: str
-    step: int | None
-    seed: int | None
-    benchmark: str
-    data_sha256: str
-    counts: Mapping[str, Any]
-    metrics: Mapping[str, Metric]
-    notes: tuple[str, ...]
-    items: Mapping[str, Sequence[Mapping[str, Any]]]
-    settings: Mapping[str, Any]
-    versions: Mapping[str, Any]
-    model_sha256: str
-    created: str
-    source: Path
-
-    def value(self, metric: str) -> float | None:
-        """The value of `metric`, or None where it was not measured."""
-        return self.metrics[metric].value if metric in self.metrics else None
 
 
 @dataclass(frozen=True)
@@ -74,18 +35,18 @@ class Run:
     seed: int | None
     config: Mapping[str, Any]
     steps: tuple[Mapping[str, Any], ...]
-    evaluations: tuple[Result, ...]
-    references: tuple[Result, ...]
+    evaluations: tuple[Scores, ...]
+    references: tuple[Scores, ...]
     outcome: Mapping[str, Any]
     notes: tuple[str, ...] = ()
 
     @property
-    def before(self) -> Result | None:
+    def before(self) -> Scores | None:
         """The evaluation at step 0, if there is one."""
         return next((result for result in self.evaluations if result.step == 0), None)
 
     @property
-    def after(self) -> Result | None:
+    def after(self) -> Scores | None:
         """The evaluation of the kept model: at the stop rule's step, else the last one after step 0."""
         trained = [result for result in self.evaluations if result.step]
         stop = self.outcome.get("stop")
@@ -107,7 +68,7 @@ class Inputs:
     """All that was read: run folders, and results from scores files."""
 
     runs: list[Run] = field(default_factory=list)
-    results: list[Result] = field(default_factory=list)
+    results: list[Scores] = field(default_factory=list)
 
 
 def clean(value: Any) -> Any:
@@ -258,7 +219,7 @@ def _read_steps(file: Path, problems: list[str], notes: list[str]) -> tuple[Mapp
     return tuple(rows[step] for step in sorted(rows))
 
 
-def _read_scores(file: Path, problems: list[str]) -> list[Result]:
+def _read_scores(file: Path, problems: list[str]) -> list[Scores]:
     """The results in a scores file: one result, a list of them, or a list under "results"."""
     found = len(problems)
     content = _read_json(file, problems)
@@ -276,7 +237,7 @@ def _read_scores(file: Path, problems: list[str]) -> list[Result]:
         if problem:
             problems.append(f"{where}: {problem}")
         else:
-            results.append(_result(entry, file))
+            results.append(_scores(entry, file))
     return results
 
 
@@ -293,44 +254,45 @@ def _result_problem(entry: Any) -> str | None:
     return f"metrics.{wrong[0]} is {entry['metrics'][wrong[0]]!r}, expected a number or an object" if wrong else None
 
 
-def _result(entry: Mapping[str, Any], file: Path) -> Result:
-    benchmark = _mapping(entry.get("benchmark"))
-    items = {
-        key: [item for item in value if isinstance(item, Mapping)]
-        for key, value in _mapping(entry.get("items")).items()
-        if isinstance(value, list)
-    }
-    notes = entry.get("notes")
-    return Result(
+def _scores(entry: Mapping[str, Any], file: Path) -> Scores:
+    """One result of a scores file, whatever is missing or broken in it left out; see `Scores.from_dict`."""
+    benchmark, notes = _mapping(entry.get("benchmark")), entry.get("notes")
+    items = _mapping(entry.get("items"))
+    metrics = {key: _metric(value) for key, value in entry["metrics"].items()}
+    return Scores(
+        benchmark=str(benchmark.get("name") or "unnamed benchmark"),
+        metrics={key: metric for key, metric in metrics.items() if metric is not None},
+        records={
+            key: [item for item in value if isinstance(item, dict)]
+            for key, value in items.items()
+            if isinstance(value, list)
+        },
+        notes=tuple(map(str, notes)) if isinstance(notes, list) else (),
+        settings=dict(_mapping(entry.get("settings"))),
+        data_sha256=str(benchmark.get("data_sha256") or ""),
         name=str(entry.get("name") or entry.get("model") or file.stem),
         model=str(entry.get("model") or ""),
+        model_sha256=str(entry.get("model_sha256") or ""),
         step=_integer(entry.get("step")),
         seed=_integer(entry.get("seed")),
-        benchmark=str(benchmark.get("name") or "unnamed benchmark"),
-        data_sha256=str(benchmark.get("data_sha256") or ""),
-        counts=_mapping(benchmark.get("counts")),
-        metrics={key: _metric(value) for key, value in entry["metrics"].items()},
-        notes=tuple(str(note) for note in notes) if isinstance(notes, list) else (),
-        items=items,
-        settings=_mapping(entry.get("settings")),
-        versions=_mapping(entry.get("versions")),
-        model_sha256=str(entry.get("model_sha256") or ""),
         created=str(entry.get("created") or ""),
-        source=file,
+        versions=dict(_mapping(entry.get("versions"))),
     )
 
 
-def _metric(value: Any) -> Metric:
-    if not isinstance(value, Mapping):
-        return Metric(value=number(value))
-    better = value.get("higher_is_better")
+def _metric(given: Any) -> Metric | None:
+    """A measured value from an object or a bare number; None where there is no finite number."""
+    fields = given if isinstance(given, Mapping) else {"value": given}
+    value, better = number(fields.get("value")), fields.get("higher_is_better")
+    if value is None:
+        return None
     return Metric(
-        value=number(value.get("value")),
-        low=number(value.get("low")),
-        high=number(value.get("high")),
-        count=_integer(value.get("count")),
+        value=value,
+        low=number(fields.get("low")),
+        high=number(fields.get("high")),
+        count=_integer(fields.get("count")) or 0,
         higher_is_better=better if isinstance(better, bool) else None,
-        unit=str(value.get("unit") or ""),
+        unit=str(fields.get("unit") or ""),
     )
 
 

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from unteach.evaluation.metrics import METRICS, PRIVLEAK_MISSING
+from unteach.evaluation.verdict import Verdict, judge, summary
 from unteach.report import published
 from unteach.report.examples import ExampleSet, choose
 from unteach.report.load import Inputs, Run, load, number
 from unteach.report.plots import evaluation_figures, keys_of, tradeoff_figures, training_figures
 from unteach.report.style import Figure, look
 from unteach.report.tables import (
-    Method,
+    MethodRow,
     Section,
     flatten,
     format_cell,
@@ -23,7 +24,6 @@ from unteach.report.tables import (
     methods_of,
     sections_of,
 )
-from unteach.report.verdict import Verdict, headline, verdicts
 from unteach.writing import format_number
 
 BARS = ("verbmem_f", "knowmem_f", "knowmem_r", "mmlu_val", "degenerate")
@@ -43,10 +43,10 @@ class SectionReport:
 
 
 @dataclass(frozen=True)
-class Stop:
+class RunEnd:
     """How one run ended."""
 
-    method: Method
+    method: MethodRow
     run: Run
     steps: int | None
     rule: str
@@ -60,11 +60,11 @@ class Report:
     """The report before it is written."""
 
     headline: str
-    methods: Sequence[Method]
+    methods: Sequence[MethodRow]
     sections: Sequence[SectionReport]
     training: Sequence[Figure]
     foreign: Sequence[published.Foreign]
-    stops: Sequence[Stop]
+    stops: Sequence[RunEnd]
     notes: Sequence[str]
     inputs: Inputs
 
@@ -105,13 +105,46 @@ def build(paths: Sequence[Path]) -> Report:
         sections=parts,
         training=training_figures(methods),
         foreign=published.foreign({section.benchmark for section in sections}),
-        stops=[stop(method, run) for method in methods for run in method.runs],
+        stops=[run_end(method, run) for method in methods for run in method.runs],
         notes=collect_notes(inputs),
         inputs=inputs,
     )
 
 
-def stop(method: Method, run: Run) -> Stop:
+def verdicts(section: Section) -> list[Verdict]:
+    """One verdict per method of a section that has a result."""
+    alone = len(section.evidence) == 1
+    return [judge(found, "the model" if alone else label) for label, found in section.evidence.items()]
+
+
+def headline(sections: Sequence[Section], runs: Sequence[Run]) -> str:
+    """The sentence at the top of the page."""
+    judged = {section.title: summary([*section.evidence.values()]) for section in sections if section.evidence}
+    if not judged:
+        return _unmeasured(sections, runs)
+    return " ".join(f"{title}: {sentence}" if len(judged) > 1 else sentence for title, sentence in judged.items())
+
+
+def _unmeasured(sections: Sequence[Section], runs: Sequence[Run]) -> str:
+    """What can be said when no trained model was measured."""
+    run = next((run for run in runs if run.steps), None)
+    if run is None:
+        return (
+            "No method to judge: only models before or without unlearning were measured."
+            if sections
+            else "Nothing was measured yet."
+        )
+    values = [value for row in run.steps if (value := number(row.get("nll_forget"))) is not None]
+    change = (
+        f": the loss on the forget documents went from {values[0]:.2f} to {values[-1]:.2f} nats per token"
+        if values
+        else ""
+    )
+    others = f" and {len(runs) - 1} more" if len(runs) > 1 else ""
+    return f"{run.name}{others}: {run.last_step or 0:,} steps, no evaluation of a trained model yet{change}."
+
+
+def run_end(method: MethodRow, run: Run) -> RunEnd:
     """When and why a run ended, as far as its folder tells."""
     given = run.outcome.get("stop")
     given = given if isinstance(given, Mapping) else {}
@@ -121,7 +154,7 @@ def stop(method: Method, run: Run) -> Stop:
     if epochs is None:  # else as of the kept model's step
         reached = [row for row in run.steps if run.last_step is None or row["step"] <= run.last_step]
         epochs = next((value for row in reversed(reached) if (value := number(row.get("epoch"))) is not None), None)
-    return Stop(method, run, run.last_step, str(given.get("rule") or ""), reason, seconds, epochs)
+    return RunEnd(method, run, run.last_step, str(given.get("rule") or ""), reason, seconds, epochs)
 
 
 def collect_notes(inputs: Inputs) -> list[str]:
@@ -218,14 +251,14 @@ def _data(report: Report) -> list[tuple[str, list[tuple[str, str]]]]:
 def _sources(report: Report) -> list[tuple[str, str]]:
     """Where each result came from: file, model, hashes, versions."""
     inputs = report.inputs
-    results = [run.after or run.before for run in inputs.runs] + list(inputs.results)
+    results = [run.before if run.after is None else run.after for run in inputs.runs] + list(inputs.results)
     lines = []
     for result in results:
         if result is not None:
             versions = ", ".join(f"{key} {value}" for key, value in result.versions.items())
             facts = (
                 ("model", result.model),
-                ("model sha256", result.model_sha256[:12]),
+                ("model sha256", (result.model_sha256 or "")[:12]),
                 ("data sha256", result.data_sha256[:12]),
                 ("measured", result.created),
                 ("with", versions),

@@ -10,7 +10,7 @@ from typing import Any
 from unteach.evaluation.metrics import METRICS, RAW_AUC
 from unteach.report.load import Run, number
 from unteach.report.style import FOREIGN, INK, MUTED, OTHERS, SURFACE, Canvas, Figure, Key, Look, look, make_figure
-from unteach.report.tables import Method, Section
+from unteach.report.tables import MethodRow, Section
 from unteach.writing import format_number
 
 POINTS = 150
@@ -35,7 +35,7 @@ class Published:
     metrics: Mapping[str, float]
 
 
-def keys_of(methods: Sequence[Method]) -> list[Key]:
+def keys_of(methods: Sequence[MethodRow]) -> list[Key]:
     """Legend entries of the given rows."""
     return [(method.label, look(method.role, method.index)) for method in methods]
 
@@ -57,7 +57,7 @@ def tradeoff_figures(section: Section, published: Sequence[Published], suffix: s
 def tradeoff_figure(
     benchmark: str,
     metric: str,
-    methods: Sequence[Method],
+    methods: Sequence[MethodRow],
     published: Sequence[Published],
     name: str,
     utility: str = "knowmem_r",
@@ -91,10 +91,10 @@ def tradeoff_figure(
             if y.low is not None and y.high is not None and utility != "nll_general":
                 bounds = [[abs(y.mean - y.low)], [abs(y.high - y.mean)]]
                 axes.errorbar(position(x.mean), y.mean, bounds, color=style.colour, elinewidth=0.9, alpha=0.6, zorder=4)
-            for member in method.members if len(method.members) > 1 else ():
-                seed_x, seed_y = (member.result.value(key) if member.result else None for key in (metric, utility))
-                if seed_x is not None and seed_y is not None:
-                    axes.plot(position(seed_x), seed_y, style.marker, color=style.colour, ms=3, alpha=0.5, zorder=5)
+            seeds = [m.result for m in method.members if m.result is not None and {metric, utility} <= m.result.keys()]
+            for seed in seeds if len(method.members) > 1 else ():
+                place = position(seed[metric]), seed[utility]
+                axes.plot(*place, style.marker, color=style.colour, ms=3, alpha=0.5, zorder=5)
             size = {"*": 11, "D": 6.5}.get(style.marker, 8)
             (point,) = axes.plot(
                 position(x.mean),
@@ -204,7 +204,7 @@ def evaluation_figures(section: Section, suffix: str = "") -> list[Figure]:
         lines = [
             (method, run, points)
             for method, run in runs
-            if len(points := [(e.step, e.value(metric)) for e in run.evaluations if e.value(metric) is not None]) > 1
+            if len(points := [(e.step, e.get(metric)) for e in run.evaluations if e.get(metric) is not None]) > 1
         ]
         if lines:
             figures.append(_over_steps(section, metric, lines, suffix))
@@ -212,7 +212,7 @@ def evaluation_figures(section: Section, suffix: str = "") -> list[Figure]:
 
 
 def _over_steps(
-    section: Section, metric: str, lines: Sequence[tuple[Method, Run, list[tuple[Any, Any]]]], suffix: str
+    section: Section, metric: str, lines: Sequence[tuple[MethodRow, Run, list[tuple[Any, Any]]]], suffix: str
 ) -> Figure:
     info = section.info(metric)
     retrained = section.first("retrained")
@@ -226,9 +226,8 @@ def _over_steps(
                 *zip(*points, strict=True), color=style.colour, ls=style.dash, marker=style.marker, ms=4
             )
             canvas.tip(line, f"{method.label}, seed {run.seed}")
-            kept = run.after.value(metric) if run.after else None
-            if run.after and kept is not None:
-                axes.plot(run.after.step, kept, "o", mfc="none", mec=style.colour, ms=9, mew=1.1)
+            if run.after is not None and metric in run.after:
+                axes.plot(run.after.step, run.after[metric], "o", mfc="none", mec=style.colour, ms=9, mew=1.1)
         if limit is not None:
             axes.axhline(limit, color=INK, lw=0.9, ls=(0, (2, 2)), zorder=1)
             axes.annotate(
@@ -256,7 +255,7 @@ def _over_steps(
     return make_figure(f"steps-{metric}{suffix}", title, f"{metric} over training steps: {ends}", draw, keys_of(shown))
 
 
-def training_figures(methods: Sequence[Method]) -> list[Figure]:
+def training_figures(methods: Sequence[MethodRow]) -> list[Figure]:
     """Loss on the forget batches, gradient norm and divergence over steps, all runs overlaid."""
     figures = []
     for field, title, unit, logarithmic in CURVES:

@@ -14,7 +14,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from unteach.evaluation.metrics import METRICS, RAW_AUC, MetricInfo, columns, describe
-from unteach.report.load import Inputs, Metric, Result, Run
+from unteach.evaluation.scores import Scores
+from unteach.evaluation.statistics import Metric
+from unteach.evaluation.verdict import Evidence
+from unteach.report.load import Inputs, Run
 from unteach.writing import format_number
 
 Role = Literal["target", "retrained", "method"]
@@ -23,7 +26,7 @@ RUN_SPECIFIC = frozenset({"seed", "seeds", "name", "out", "resume", "json"})
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableCell:
     """One metric of one method.
 
     `mean` and `std` (sample standard deviation, None for one seed) are over seeds; `low` and `high` are the
@@ -43,13 +46,19 @@ class Member:
     """One seed of a method: its final result, the result before training, and its run folder if any."""
 
     seed: int | None
-    result: Result | None
-    before: Result | None = None
+    result: Scores | None
+    before: Scores | None = None
     run: Run | None = None
+
+    @property
+    def data(self) -> tuple[str, str] | None:
+        """Name and hash of the benchmark it was measured on, if it was measured at all."""
+        measured = self.result if self.result is not None else self.before
+        return None if measured is None else (measured.benchmark, measured.data_sha256)
 
 
 @dataclass(frozen=True)
-class Method:
+class MethodRow:
     """A row of the table. `index` numbers the methods of the whole report: it picks colour and marker."""
 
     label: str
@@ -62,20 +71,27 @@ class Method:
         """The run folders behind the row."""
         return [member.run for member in self.members if member.run is not None]
 
-    def cell(self, metric: str) -> Cell:
-        """Mean, spread and interval of `metric` over the seeds that measured it."""
-        results = [member.result for member in self.members if member.result is not None]
-        return aggregate([result.metrics[metric] for result in results if metric in result.metrics])
+    @property
+    def data(self) -> tuple[str, str] | None:
+        """Name and hash of the benchmark of its first measured seed."""
+        return next((member.data for member in self.members if member.data is not None), None)
 
-    def before(self, metric: str) -> Cell:
-        """The same for the model before training."""
-        results = [member.before for member in self.members if member.before is not None]
-        return aggregate([result.metrics[metric] for result in results if metric in result.metrics])
+    def cell(self, metric: str, *, before: bool = False) -> TableCell:
+        """Mean, spread and interval of `metric` over the seeds that measured it, of the model kept or before."""
+        results = [member.before if before else member.result for member in self.members]
+        return aggregate([result.metrics[metric] for result in results if result is not None and metric in result])
 
-    def steps(self) -> Cell:
+    def means(self, *, before: bool = False) -> dict[str, float]:
+        """The mean of every metric that was measured."""
+        results = [member.before if before else member.result for member in self.members]
+        names = dict.fromkeys(name for result in results if result is not None for name in result)
+        cells = {name: self.cell(name, before=before).mean for name in names}
+        return {name: mean for name, mean in cells.items() if mean is not None}
+
+    def steps(self) -> TableCell:
         """Steps the kept models were trained for."""
         steps = [run.last_step for run in self.runs if run.last_step is not None]
-        return aggregate([Metric(float(step)) for step in steps])
+        return aggregate([Metric(float(step), None, None, 0, None, "steps") for step in steps])
 
 
 @dataclass(frozen=True)
@@ -85,22 +101,22 @@ class Section:
     title: str
     benchmark: str
     data_sha256: str
-    counts: Mapping[str, Any]
-    methods: tuple[Method, ...]
+    counts: Mapping[str, int]
+    methods: tuple[MethodRow, ...]
     columns: tuple[str, ...]
     extra: tuple[str, ...]
     privleak_missing: bool
 
-    def first(self, role: Role) -> Method | None:
+    def first(self, role: Role) -> MethodRow | None:
         """The first row with that role, if any."""
         return next((method for method in self.methods if method.role == role), None)
 
     @property
-    def trained(self) -> list[Method]:
+    def trained(self) -> list[MethodRow]:
         """The rows that are methods, not references."""
         return [method for method in self.methods if method.role == "method"]
 
-    def cells(self, metric: str) -> dict[str, Cell]:
+    def cells(self, metric: str) -> dict[str, TableCell]:
         """Label → cell of one column, the best mean among methods marked where the paper sets it bold."""
         cells = {method.label: method.cell(metric) for method in self.methods}
         ranked = [m.label for m in self.trained if cells[m.label].mean is not None]
@@ -115,6 +131,24 @@ class Section:
             cells |= {label: replace(cells[label], best=True) for label in ranked if cost(label) == best}
         return cells
 
+    @property
+    def evidence(self) -> dict[str, Evidence]:
+        """Label → what a verdict on a method rests on, for each method that was measured."""
+        retrained, target = self.first("retrained"), self.first("target")
+        judged = [row for row in self.trained if any(member.result is not None for member in row.members)]
+        start = target.means() if target else {}
+        return {
+            row.label: Evidence(
+                row.label,
+                after=row.means(),
+                before=start | row.means(before=True),
+                recital_low=row.cell("verbmem_f").low,
+                retrained_recital=retrained.cell("verbmem_f").mean if retrained else None,
+                steps=row.steps().mean,
+            )
+            for row in judged
+        }
+
     def info(self, metric: str) -> MetricInfo:
         """How a metric is printed; one without an entry gets its arrow from what the results say."""
         results = [member.result for method in self.methods for member in method.members if member.result is not None]
@@ -124,16 +158,15 @@ class Section:
         return replace(describe(metric), arrow="↑" if found.higher_is_better else "↓")
 
 
-def aggregate(metrics: Sequence[Metric]) -> Cell:
-    """Combine the seeds of one metric; seeds without a value are left out."""
-    measured = [metric for metric in metrics if metric.value is not None]
-    if not measured:
-        return Cell(None)
-    values = [metric.value for metric in measured if metric.value is not None]
-    lows = [metric.low for metric in measured if metric.low is not None]
-    highs = [metric.high for metric in measured if metric.high is not None]
+def aggregate(metrics: Sequence[Metric]) -> TableCell:
+    """Combine the seeds of one metric."""
+    if not metrics:
+        return TableCell(None)
+    values = [metric.value for metric in metrics]
+    lows = [metric.low for metric in metrics if metric.low is not None]
+    highs = [metric.high for metric in metrics if metric.high is not None]
     whole = len(lows) == len(highs) == len(values)
-    return Cell(
+    return TableCell(
         mean=statistics.fmean(values),
         std=statistics.stdev(values) if len(values) > 1 else None,
         low=statistics.fmean(lows) if whole else None,
@@ -166,12 +199,12 @@ def role_of(name: str) -> Role:
     return "retrained" if last in ("retrained", "retrain", "reference") else "method"
 
 
-def methods_of(inputs: Inputs) -> list[Method]:
+def methods_of(inputs: Inputs) -> list[MethodRow]:
     """Sort all runs and results into rows, references first, then methods in the order given."""
-    references: dict[tuple[Role, str, str], list[Result]] = {}
+    references: dict[tuple[Role, str, str], list[Scores]] = {}
     trained: dict[str, list[Member]] = {}
 
-    def add_reference(role: Role, result: Result) -> None:
+    def add_reference(role: Role, result: Scores) -> None:
         same = references.setdefault((role, result.benchmark, result.data_sha256), [])
         if not any(_same_model(result, other) for other in same):
             same.append(result)
@@ -191,7 +224,7 @@ def methods_of(inputs: Inputs) -> list[Method]:
             add_reference(role, result)
 
     methods = [
-        Method(
+        MethodRow(
             role if len(results) == 1 else f"{role} ({result.model or result.name})",
             role,
             (Member(None, result),),
@@ -203,13 +236,13 @@ def methods_of(inputs: Inputs) -> list[Method]:
     return _unique(methods + [replace(row, index=index) for index, row in enumerate(rows)])
 
 
-def _unique(methods: Sequence[Method]) -> list[Method]:
+def _unique(methods: Sequence[MethodRow]) -> list[MethodRow]:
     """No two rows of one label: methods are told apart by their benchmark, and all by a number if that fails."""
     labels = [method.label for method in methods]
     seen: dict[tuple[Any, ...], int] = {}
     unique = []
     for method in methods:
-        data = _data_of(next((m.result or m.before for m in method.members if m.result or m.before), None))
+        data = method.data
         label = method.label
         if method.role == "method" and labels.count(label) > 1 and data:
             label = f"{label} · {data[0]}"
@@ -219,21 +252,18 @@ def _unique(methods: Sequence[Method]) -> list[Method]:
     return unique
 
 
-def _same_model(one: Result, other: Result) -> bool:
+def _same_model(one: Scores, other: Scores) -> bool:
     if one.model_sha256 and other.model_sha256:
         return one.model_sha256 == other.model_sha256
-    return {key: metric.value for key, metric in one.metrics.items()} == {
-        key: metric.value for key, metric in other.metrics.items()
-    }
+    return dict(one) == dict(other)
 
 
-def _split(name: str, members: Sequence[Member]) -> list[Method]:
+def _split(name: str, members: Sequence[Member]) -> list[MethodRow]:
     """One row per set of settings and data; runs with one seed are no seeds of one method and stay apart."""
     groups: dict[tuple[Any, ...], list[Member]] = {}
     for member in members:
         settings = tuple(sorted((k, str(v)) for k, v in method_settings(member.run).items())) if member.run else ()
-        result = member.result or member.before
-        groups.setdefault((settings, _data_of(result), member.run is None), []).append(member)
+        groups.setdefault((settings, member.data, member.run is None), []).append(member)
     rows: list[tuple[str, list[Member]]] = []
     varying = _varying([dict(settings) for settings, _, _ in groups])
     for (settings, data, _), group in groups.items():
@@ -246,17 +276,13 @@ def _split(name: str, members: Sequence[Member]) -> list[Method]:
             rows.append((label, group))
         else:
             rows += [(f"{name} · {_where(member)}", [member]) for member in group]
-    return [Method(label, "method", tuple(group)) for label, group in rows]
-
-
-def _data_of(result: Result | None) -> tuple[str, str] | None:
-    return (result.benchmark, result.data_sha256) if result else None
+    return [MethodRow(label, "method", tuple(group)) for label, group in rows]
 
 
 def _where(member: Member) -> str:
     if member.run is not None:
         return member.run.path.resolve().name
-    return member.result.model or member.result.source.name if member.result else ""
+    return member.result.model or member.result.name if member.result is not None else ""
 
 
 def _varying(settings: Sequence[Mapping[str, Any]]) -> set[str]:
@@ -264,11 +290,11 @@ def _varying(settings: Sequence[Mapping[str, Any]]) -> set[str]:
     return {key for key in keys if len({str(one.get(key)) for one in settings}) > 1}
 
 
-def sections_of(methods: Sequence[Method]) -> list[Section]:
+def sections_of(methods: Sequence[MethodRow]) -> list[Section]:
     """Group rows by benchmark and data; rows without any result belong to no section."""
-    groups: dict[tuple[str, str], list[Method]] = {}
+    groups: dict[tuple[str, str], list[MethodRow]] = {}
     for method in methods:
-        data = _data_of(next((m.result or m.before for m in method.members if m.result or m.before), None))
+        data = method.data
         if data is not None:
             groups.setdefault(data, []).append(method)
     names = [name for name, _ in groups]
@@ -279,11 +305,11 @@ def sections_of(methods: Sequence[Method]) -> list[Section]:
     return sections
 
 
-def _section(title: str, name: str, data_hash: str, rows: Sequence[Method]) -> Section:
+def _section(title: str, name: str, data_hash: str, rows: Sequence[MethodRow]) -> Section:
     results = [member.result for row in rows for member in row.members if member.result is not None]
     measured: dict[str, None] = {}
     for result in results:
-        measured |= dict.fromkeys(key for key, metric in result.metrics.items() if metric.value is not None)
+        measured |= dict.fromkeys(result)
     shown = [key for key in columns("main") if key in measured]
     missing = "privleak" not in measured and RAW_AUC in measured
     if missing:
@@ -292,18 +318,18 @@ def _section(title: str, name: str, data_hash: str, rows: Sequence[Method]) -> S
     if len(shown) < 2:  # another kind of benchmark: its own metrics come first
         shown += [key for key in measured if key not in (*shown, *beside)][:6]
     shown += beside
-    counts = next((result.counts for result in results if result.counts), {})
+    counts = {key: metric.count for result in results[:1] for key, metric in result.metrics.items() if metric.count}
     extra = tuple(key for key in measured if key not in shown)
     return Section(title, name, data_hash, counts, tuple(rows), tuple(shown), extra, missing)
 
 
-def format_cell(cell: Cell, decimals: int = 1) -> str:
+def format_cell(cell: TableCell, decimals: int = 1) -> str:
     """`mean` or `mean (std)`."""
     spread = f" ({format_number(cell.std, decimals)})" if cell.std is not None else ""
     return format_number(cell.mean, decimals) + spread
 
 
-def format_interval(cell: Cell, decimals: int = 1) -> str:
+def format_interval(cell: TableCell, decimals: int = 1) -> str:
     """`[low, high]`, or nothing."""
     if cell.low is None or cell.high is None:
         return ""

@@ -43,7 +43,6 @@ def write_tensorboard(run: Path, folder: Path) -> Path:
                 if key != "step" and scalar is not None:
                     writer.add_scalar(f"train/{key}", scalar, int(row["step"]))
         for result in loaded.evaluations:
-            for key, metric in result.metrics.items():
-                if metric.value is not None:
-                    writer.add_scalar(f"scores/{key}", metric.value, result.step)
+            for key, value in result.items():
+                writer.add_scalar(f"scores/{key}", value, result.step)
     return target

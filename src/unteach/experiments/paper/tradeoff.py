@@ -7,16 +7,16 @@ and other models, and even on the same benchmark they are marked so.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
+from unteach.evaluation.scores import Scores
+from unteach.evaluation.statistics import Metric
 from unteach.experiments.cells import by_name, result_table
 from unteach.experiments.paper import Experiment, methods
 from unteach.report import published
-from unteach.report.load import Metric, Result
 from unteach.report.plots import Published, tradeoff_figure
 from unteach.report.style import Figure
-from unteach.report.tables import Member, Method, Role
+from unteach.report.tables import Member, MethodRow, Role
 
 __all__ = ["EXPERIMENT", "panels"]
 
@@ -68,17 +68,14 @@ def table(contents: Sequence[dict[str, Any]]) -> str:
     return result_table(metrics, ("knowmem_r", *AGAINST, "nll_general"))
 
 
-def _method(name: str, group: Sequence[dict[str, Any]], place: int) -> Method:
+def _method(name: str, group: Sequence[dict[str, Any]], place: int) -> MethodRow:
     """A row of the report from cells."""
     role: Role = "target" if name == "target" else "retrained" if name == "retrained" else "method"
     members = []
     for content in group:
-        metrics = {key: Metric(m["value"], m["low"], m["high"]) for key, m in content["metrics"].items()}
-        result = Result(
-            name, "", content.get("steps"), content["seed"], "", "", {}, metrics, (), {}, {}, {}, "", "", Path()
-        )
-        members.append(Member(content["seed"], result))
-    return Method(name, role, tuple(members), place)
+        metrics = {key: Metric(m["value"], m["low"], m["high"], 0, None, "") for key, m in content["metrics"].items()}
+        members.append(Member(content["seed"], Scores("", metrics, {}, name=name, seed=content["seed"])))
+    return MethodRow(name, role, tuple(members), place)
 
 
 EXPERIMENT = Experiment(

@@ -20,8 +20,8 @@ def test_tables_show_the_papers_columns_first():
 def test_a_metric_is_one_entry_and_one_function(model, tokenizer, monkeypatch):
     monkeypatch.setitem(METRICS, "shortness", MetricInfo("short texts", "share of short texts", "↑", column="beside"))
 
-    def measure(evaluation):
-        evaluation.add_mean("shortness", [float(len(text) < 5) for text in evaluation.benchmark.general_texts])
+    def measure(evaluation, name):
+        evaluation.add_mean(name, [float(len(text) < 5) for text in evaluation.benchmark.general_texts])
 
     monkeypatch.setitem(MEASUREMENTS, "shortness", None)  # put back afterwards
     measurement("shortness", "general_texts", absent="texts")(measure)

@@ -6,7 +6,7 @@ sets of texts, PrivLeak compares the AUC with that of a model retrained without 
 
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -16,6 +16,9 @@ from unteach.evaluation.inference import TEXTS_TOGETHER, Batching
 from unteach.evaluation.scoring import token_logprobs
 from unteach.evaluation.statistics import RESAMPLES, Interval, checked, percentiles
 from unteach.models import context_length
+
+if TYPE_CHECKING:
+    from unteach.evaluation.metrics import Evaluation
 
 FRACTIONS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
 """The fractions MUSE computes Min-k with."""
@@ -219,15 +222,73 @@ def score_texts(
     return scores, cut
 
 
-def membership_records(
+def measure_membership(evaluation: "Evaluation") -> None:
+    """Add the membership AUCs, the losses they compare, and PrivLeak where there is a reference."""
+    benchmark, seed = evaluation.benchmark, evaluation.seed
+    texts = {part: getattr(benchmark, f"membership_{part}") for part in ("forget", "retain", "holdout")}
+    texts = {part: group for part, group in texts.items() if group}
+    total = sum(map(len, texts.values()))
+    scores, cut = score_texts(
+        evaluation.model,
+        evaluation.tokenizer,
+        texts,
+        tokens=benchmark.settings.membership_tokens,
+        batching=evaluation.batches("membership", 2 * total),
+    )
+    if cut:
+        evaluation.notes.append(f"membership: only the beginning of {cut} of {total} texts was scored")
+    evaluation.records["membership"] = _records(texts, scores)
+
+    def column(part: str, score: str) -> list[float]:
+        return [text[score] for text in scores[part]]
+
+    for part in scores:
+        evaluation.add_mean(f"nll_{part}", column(part, "ppl"))
+    for first, names in (("forget", SCORES), ("retain", ("min_40",))):
+        for score in names if first in scores else ():
+            pair = column(first, score), column("holdout", score)
+            interval = auc_interval(*pair, seed=seed)
+            auc = membership_auc(*pair)
+            evaluation.add(f"auc_{first}_holdout_{score}", auc, interval, sum(map(len, pair)))
+    _add_privleak(evaluation, (column("forget", "min_40"), column("holdout", "min_40")))
+
+
+def _add_privleak(evaluation: "Evaluation", scores: tuple[list[float], list[float]]) -> None:
+    retrained: tuple[list[float], list[float]] | float
+    if evaluation.reference is None:
+        evaluation.notes.append(
+            "privleak is not reported: no reference model was given; auc_forget_holdout_min_40 is its raw value"
+        )
+        return
+    if isinstance(evaluation.reference, float):
+        retrained = reference_auc = evaluation.reference
+        evaluation.notes.append(f"privleak compares with a given AUC of {reference_auc}, which is taken as exact")
+    else:
+        records = evaluation.reference_records("membership")
+        forget, holdout = (
+            [record["scores"]["min_40"] for record in records if record["set"] == part]
+            for part in ("forget", "holdout")
+        )
+        retrained = forget, holdout
+        reference_auc = membership_auc(*retrained)
+    if reference_auc == 0:
+        evaluation.notes.append("privleak is not reported: the reference model's AUC is 0, and it divides by it")
+        return
+    auc = membership_auc(*scores)
+    interval = privleak_interval(scores, retrained, evaluation.seed)
+    evaluation.add("privleak", privleak(auc, reference_auc), interval, sum(map(len, scores)))
+    if auc <= SATURATED or auc >= 1 - SATURATED:
+        bound = privleak(1.0, reference_auc) if auc > 0.5 else -100.0
+        evaluation.notes.append(
+            f"privleak is saturated: the AUC is {auc:.4f} and the value can go no further than {bound:+.1f}; it "
+            "says on which side the model is, not how far"
+        )
+
+
+def _records(
     texts: Mapping[str, Sequence[str]], scores: Mapping[str, Sequence[Mapping[str, float]]]
 ) -> list[dict[str, Any]]:
-    """One record per text: its set, its beginning, its scores.
-
-    Args:
-        texts: the texts of each set.
-        scores: their scores, in the same order.
-    """
+    """One record per text: its set, its beginning, its scores."""
     return [
         {"set": name, "text": text if len(text) <= 200 else text[:200] + "…", "scores": dict(values)}
         for name, group in texts.items()

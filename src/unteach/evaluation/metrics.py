@@ -225,11 +225,15 @@ class Evaluation:
         return reference.records[name]
 
 
+Measure = Callable[[Evaluation, str], None]
+"""Reads the model and adds to an evaluation what belongs to the measurement of that name."""
+
+
 @dataclass(frozen=True)
 class Measurement:
     """What can be asked for by name."""
 
-    measure: Callable[[Evaluation], None]
+    measure: Measure
     needs: tuple[str, ...]
     """Fields of a `Benchmark` without which it is left out."""
     absent: str
@@ -241,32 +245,23 @@ MEASUREMENTS: dict[str, Measurement] = {}
 with whatever is generated."""
 
 
-def measurement(
-    name: str, *needs: str, absent: str = ""
-) -> Callable[[Callable[[Evaluation], None]], Callable[[Evaluation], None]]:
+def measurement(name: str, *needs: str, absent: str = "") -> Callable[[Measure], Measure]:
     """Mark a function as a measurement; see `Measurement` for the arguments."""
 
-    def register(measure: Callable[[Evaluation], None]) -> Callable[[Evaluation], None]:
+    def register(measure: Measure) -> Measure:
         MEASUREMENTS[name] = Measurement(measure, needs, absent)
         return measure
 
     return register
 
 
-@measurement("verbmem_f", "verbatim_forget", absent="verbatim probes")
-def _recital_of_forget_documents(evaluation: Evaluation) -> None:
-    _recital(evaluation, "verbmem_f", evaluation.benchmark.verbatim_forget)
-
-
 @measurement("verbmem_holdout", "verbatim_holdout")
-def _recital_of_unseen_texts(evaluation: Evaluation) -> None:
-    _recital(evaluation, "verbmem_holdout", evaluation.benchmark.verbatim_holdout)
-
-
-def _recital(evaluation: Evaluation, name: str, probes: Sequence[Any]) -> None:
+@measurement("verbmem_f", "verbatim_forget", absent="verbatim probes")
+def _recital(evaluation: Evaluation, name: str) -> None:
     from unteach.evaluation.verbmem import recite
 
     settings = evaluation.benchmark.settings
+    probes = getattr(evaluation.benchmark, *MEASUREMENTS[name].needs)
     records = recite(
         evaluation.model,
         evaluation.tokenizer,
@@ -280,26 +275,18 @@ def _recital(evaluation: Evaluation, name: str, probes: Sequence[Any]) -> None:
     evaluation.add_records(name, records)
 
 
-@measurement("knowmem_f", "knowledge_forget", absent="questions about the forget set")
-def _answers_on_forget_documents(evaluation: Evaluation) -> None:
-    benchmark = evaluation.benchmark
-    _answers(evaluation, "knowmem_f", benchmark.knowledge_forget, benchmark.knowledge_forget_examples)
-
-
 @measurement("knowmem_r", "knowledge_retain", absent="questions about the retain set")
-def _answers_on_retained_documents(evaluation: Evaluation) -> None:
-    benchmark = evaluation.benchmark
-    _answers(evaluation, "knowmem_r", benchmark.knowledge_retain, benchmark.knowledge_retain_examples)
-
-
-def _answers(evaluation: Evaluation, name: str, questions: Sequence[Any], examples: Sequence[Any]) -> None:
+@measurement("knowmem_f", "knowledge_forget", absent="questions about the forget set")
+def _answers(evaluation: Evaluation, name: str) -> None:
     from unteach.evaluation.knowmem import answer_questions
 
+    part = MEASUREMENTS[name].needs[0]
+    questions = getattr(evaluation.benchmark, part)
     records = answer_questions(
         evaluation.model,
         evaluation.tokenizer,
         questions,
-        examples,
+        getattr(evaluation.benchmark, f"{part}_examples"),
         settings=evaluation.benchmark.settings,
         batching=evaluation.batches(name, len(questions)),
     )
@@ -308,77 +295,18 @@ def _answers(evaluation: Evaluation, name: str, questions: Sequence[Any], exampl
 
 
 @measurement("privleak", "membership_forget", "membership_holdout", absent="forget and holdout texts for membership")
-def _membership(evaluation: Evaluation) -> None:
-    """The membership AUCs, the losses they compare, and PrivLeak where there is a reference."""
-    from unteach.evaluation import membership
+def _membership(evaluation: Evaluation, _: str) -> None:
+    from unteach.evaluation.membership import measure_membership
 
-    benchmark, seed = evaluation.benchmark, evaluation.seed
-    texts = {part: getattr(benchmark, f"membership_{part}") for part in ("forget", "retain", "holdout")}
-    texts = {part: group for part, group in texts.items() if group}
-    total = sum(map(len, texts.values()))
-    scores, cut = membership.score_texts(
-        evaluation.model,
-        evaluation.tokenizer,
-        texts,
-        tokens=benchmark.settings.membership_tokens,
-        batching=evaluation.batches("membership", 2 * total),
-    )
-    if cut:
-        evaluation.notes.append(f"membership: only the beginning of {cut} of {total} texts was scored")
-    evaluation.records["membership"] = membership.membership_records(texts, scores)
-
-    def column(part: str, score: str) -> list[float]:
-        return [text[score] for text in scores[part]]
-
-    for part in scores:
-        evaluation.add_mean(f"nll_{part}", column(part, "ppl"))
-    for first, names in (("forget", membership.SCORES), ("retain", ("min_40",))):
-        for score in names if first in scores else ():
-            pair = column(first, score), column("holdout", score)
-            interval = membership.auc_interval(*pair, seed=seed)
-            auc = membership.membership_auc(*pair)
-            evaluation.add(f"auc_{first}_holdout_{score}", auc, interval, sum(map(len, pair)))
-    _privleak(evaluation, (column("forget", "min_40"), column("holdout", "min_40")))
-
-
-def _privleak(evaluation: Evaluation, scores: tuple[list[float], list[float]]) -> None:
-    from unteach.evaluation import membership
-
-    retrained: tuple[list[float], list[float]] | float
-    if evaluation.reference is None:
-        evaluation.notes.append(f"privleak is not reported: no reference model was given; {RAW_AUC} is its raw value")
-        return
-    if isinstance(evaluation.reference, float):
-        retrained = reference_auc = evaluation.reference
-        evaluation.notes.append(f"privleak compares with a given AUC of {reference_auc}, which is taken as exact")
-    else:
-        records = evaluation.reference_records("membership")
-        forget, holdout = (
-            [record["scores"]["min_40"] for record in records if record["set"] == part]
-            for part in ("forget", "holdout")
-        )
-        retrained = forget, holdout
-        reference_auc = membership.membership_auc(*retrained)
-    if reference_auc == 0:
-        evaluation.notes.append("privleak is not reported: the reference model's AUC is 0, and it divides by it")
-        return
-    auc = membership.membership_auc(*scores)
-    interval = membership.privleak_interval(scores, retrained, evaluation.seed)
-    evaluation.add("privleak", membership.privleak(auc, reference_auc), interval, sum(map(len, scores)))
-    if auc <= membership.SATURATED or auc >= 1 - membership.SATURATED:
-        bound = membership.privleak(1.0, reference_auc) if auc > 0.5 else -100.0
-        evaluation.notes.append(
-            f"privleak is saturated: the AUC is {auc:.4f} and the value can go no further than {bound:+.1f}; it "
-            "says on which side the model is, not how far"
-        )
+    measure_membership(evaluation)
 
 
 @measurement("mmlu_val", "multiple_choice", absent="multiple-choice questions")
-def _multiple_choice(evaluation: Evaluation) -> None:
+def _multiple_choice(evaluation: Evaluation, name: str) -> None:
     from unteach.evaluation.mmlu import answer_choices
 
     questions = evaluation.benchmark.multiple_choice
-    batching = evaluation.batches("mmlu_val", len(questions))
+    batching = evaluation.batches(name, len(questions))
     records = answer_choices(evaluation.model, evaluation.tokenizer, questions, batching=batching)
     evaluation.add_mean("mmlu_val", [record["score"] for record in records])
     evaluation.add_mean("mmlu_greedy", [record["greedy_score"] for record in records])
@@ -387,7 +315,7 @@ def _multiple_choice(evaluation: Evaluation) -> None:
 
 
 @measurement("nll_general", "general_texts", absent="general texts")
-def _loss_on_general_text(evaluation: Evaluation) -> None:
+def _loss_on_general_text(evaluation: Evaluation, name: str) -> None:
     from unteach.data.text import encode
     from unteach.evaluation.scoring import token_logprobs
     from unteach.models import context_length
@@ -397,7 +325,7 @@ def _loss_on_general_text(evaluation: Evaluation) -> None:
     logprobs = token_logprobs(
         evaluation.model,
         [encode(evaluation.tokenizer, text)[:most] for text in texts],
-        batching=evaluation.batches("nll_general", len(texts)),
+        batching=evaluation.batches(name, len(texts)),
     )
     losses, counts = [float(-values.sum()) for values in logprobs], [float(len(values)) for values in logprobs]
     interval = bootstrap_ratio(losses, counts, seed=evaluation.seed)
@@ -409,7 +337,7 @@ def _loss_on_general_text(evaluation: Evaluation) -> None:
 
 
 @measurement("tofu", "tofu")
-def _tofu(evaluation: Evaluation) -> None:
+def _tofu(evaluation: Evaluation, name: str) -> None:
     """All TOFU metrics."""
     from unteach.evaluation.tofu import PARTS, answer_tofu, tofu_metrics
 
@@ -421,7 +349,7 @@ def _tofu(evaluation: Evaluation) -> None:
         evaluation.tokenizer,
         tofu,
         settings=evaluation.benchmark.settings,
-        batching=evaluation.batches("tofu", total),
+        batching=evaluation.batches(name, total),
     )
     ratios = None
     if evaluation.reference is None or isinstance(evaluation.reference, float):

@@ -71,7 +71,7 @@ def evaluate(
             if measurements is not None and wanted not in measurements:
                 continue
             if all(getattr(benchmark, part) for part in entry.needs):
-                entry.measure(evaluation)
+                entry.measure(evaluation, wanted)
             elif entry.absent:
                 absent.append(f"{wanted} is not measured: the benchmark has no {entry.absent}")
     records = [record for group in evaluation.records.values() for record in group]

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from unteach.evaluation.metrics import PRIVLEAK_MISSING
 from unteach.report.examples import Piece
-from unteach.report.tables import Section, format_cell, format_interval
+from unteach.report.tables import Section, format_cell, format_interval, settings_table
 from unteach.writing import format_number
 
 if TYPE_CHECKING:
@@ -81,8 +81,6 @@ def _marked(pieces: Sequence[Piece]) -> str:
 
 def markdown(report: Report, figures: str) -> str:
     """The report as Markdown, its pictures taken from the folder `figures`."""
-    from unteach.report.page import settings_table
-
     figures = quote(figures)
     lines = ["# What was forgotten, and what was kept", "", f"**{escape(report.headline)}**", ""]
     for part in report.sections:
@@ -117,7 +115,7 @@ def markdown(report: Report, figures: str) -> str:
             for stop in report.stops
         ]
         lines += _table(["method", "seed", "steps", "stop rule", "why it stopped"], rows)
-    columns, settings = settings_table(report)
+    columns, settings = settings_table(report.methods)
     if settings:
         lines += ["## Settings", ""]
         lines += _table(["setting", *map(escape, columns)], [[escape(key), *map(escape, v)] for key, v, _ in settings])

@@ -12,6 +12,7 @@ from unteach.evaluation.metrics import METRICS, PRIVLEAK_MISSING
 from unteach.evaluation.verdict import Verdict, judge, summary
 from unteach.report import published
 from unteach.report.examples import ExampleSet, choose
+from unteach.report.exports import csv_table, markdown
 from unteach.report.load import Inputs, Run, load, number
 from unteach.report.plots import evaluation_figures, keys_of, tradeoff_figures, training_figures
 from unteach.report.style import Figure, look
@@ -23,6 +24,7 @@ from unteach.report.tables import (
     format_interval,
     methods_of,
     sections_of,
+    settings_table,
 )
 from unteach.writing import format_number
 
@@ -63,7 +65,8 @@ class Report:
     methods: Sequence[MethodRow]
     sections: Sequence[SectionReport]
     training: Sequence[Figure]
-    foreign: Sequence[published.Foreign]
+    published: Sequence[str]
+    """Measured benchmarks for which there are figures of others."""
     stops: Sequence[RunEnd]
     notes: Sequence[str]
     inputs: Inputs
@@ -72,8 +75,7 @@ class Report:
     def figures(self) -> list[Figure]:
         """Every figure, in the order of the page."""
         own = [figure for part in self.sections for figure in (*part.tradeoffs, *part.over_steps)]
-        others = [figure for part in self.foreign for figure in (*part.tradeoffs, *part.curves)]
-        return [*own, *self.training, *others]
+        return [*own, *self.training, *(figure for name in self.published for figure in published.curves(name))]
 
 
 def build(paths: Sequence[Path]) -> Report:
@@ -104,7 +106,7 @@ def build(paths: Sequence[Path]) -> Report:
         methods=methods,
         sections=parts,
         training=training_figures(methods),
-        foreign=published.foreign({section.benchmark for section in sections}),
+        published=[name for name in published.BENCHMARKS if any(name == section.benchmark for section in sections)],
         stops=[run_end(method, run) for method in methods for run in method.runs],
         notes=collect_notes(inputs),
         inputs=inputs,
@@ -165,26 +167,6 @@ def collect_notes(inputs: Inputs) -> list[str]:
     return list(dict.fromkeys(notes))
 
 
-def settings_table(report: Report) -> tuple[list[str], list[tuple[str, list[str], bool]]]:
-    """Columns (methods with settings) and rows (setting, values, whether they differ), differences first."""
-    methods = [method for method in report.methods if method.runs and method.runs[0].config]
-    flat = [flatten(method.runs[0].config) for method in methods]
-    for settings in flat:
-        for key in ("out", "resume", "json"):  # where and how it was started says nothing about the result
-            settings.pop(key, None)
-    for method, settings in zip(methods, flat, strict=True):
-        seeds = [str(run.seed) for run in method.runs if run.seed is not None]
-        if seeds:
-            settings["seed"] = ", ".join(seeds)
-    keys = list(dict.fromkeys(key for settings in flat for key in settings))
-    rows = []
-    for key in keys:
-        values = ["–" if settings.get(key) is None else str(settings[key]) for settings in flat]
-        rows.append((key, values, len(set(values)) > 1))
-    rows.sort(key=lambda row: not row[2])
-    return [method.label for method in methods], rows
-
-
 def duration(seconds: float) -> str:
     """Seconds as people say them: 41 s, 3 min 20 s, 2 h 5 min."""
     whole = round(seconds)
@@ -218,7 +200,7 @@ def render(report: Report) -> str:
         privleak_missing=PRIVLEAK_MISSING,
         safe=Markup,
     )
-    columns, settings = settings_table(report)
+    columns, settings = settings_table(report.methods)
     template = environment.from_string(folder.joinpath("template.html").read_text(encoding="utf-8"))
     return template.render(
         report=report,
@@ -298,8 +280,6 @@ def check_out(out: Path) -> None:
 
 def write(report: Report, out: Path) -> dict[str, Any]:
     """Write page, Markdown, CSV and figures; returns their paths."""
-    from unteach.report.exports import csv_table, markdown
-
     folder = out.with_name(f"{out.stem}_figures")
     texts = {
         out: render(report),

@@ -3,30 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
-from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from unteach.report.plots import Published, curve_figure, tradeoff_figure
+from unteach.report.plots import Published, curve_figure
 from unteach.report.style import Figure, Look, look
 
 BENCHMARKS = {"muse-news": "MUSE-News", "muse-books": "MUSE-Books"}
-"""Benchmarks with published figures. Only results under exactly these names may be shown beside them."""
-
-
-@dataclass(frozen=True)
-class Foreign:
-    """What the page shows of others' figures for one benchmark.
-
-    `tradeoffs` is empty where our own panels already carry the points.
-    """
-
-    benchmark: str
-    title: str
-    tradeoffs: tuple[Figure, ...]
-    curves: tuple[Figure, ...]
+"""Benchmarks with published figures, and their titles. Only results under exactly these names are shown beside them."""
 
 
 @cache
@@ -61,23 +46,6 @@ def points(benchmark: str) -> list[Published]:
 def rows(benchmark: str) -> list[dict[str, Any]]:
     """The paper's Table 1 for one benchmark."""
     return [row for row in contents()["paper"]["rows"] if row["benchmark"] == benchmark]
-
-
-def foreign(measured: Collection[str]) -> list[Foreign]:
-    """Others' figures for the benchmarks in `measured` that have some; with none, MUSE-News on its own."""
-    found = [benchmark for benchmark in BENCHMARKS if benchmark in measured]
-    return [
-        Foreign(name, BENCHMARKS[name], () if found else _tradeoffs(name), curves(name))
-        for name in found or ["muse-news"]
-    ]
-
-
-@cache
-def _tradeoffs(benchmark: str) -> tuple[Figure, ...]:
-    return tuple(
-        tradeoff_figure(BENCHMARKS[benchmark], metric, (), points(benchmark), f"published-{metric}-{benchmark}")
-        for metric in ("verbmem_f", "knowmem_f", "privleak")
-    )
 
 
 def looks(benchmark: str) -> dict[str, Look]:

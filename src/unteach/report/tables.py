@@ -191,6 +191,26 @@ def method_settings(run: Run) -> dict[str, Any]:
     return {key: value for key, value in flatten(run.config).items() if key not in RUN_SPECIFIC}
 
 
+def settings_table(methods: Sequence[MethodRow]) -> tuple[list[str], list[tuple[str, list[str], bool]]]:
+    """Columns (methods with settings) and rows (setting, values, whether they differ), differences first."""
+    methods = [method for method in methods if method.runs and method.runs[0].config]
+    flat = [flatten(method.runs[0].config) for method in methods]
+    for settings in flat:
+        for key in ("out", "resume", "json"):  # where and how it was started says nothing about the result
+            settings.pop(key, None)
+    for method, settings in zip(methods, flat, strict=True):
+        seeds = [str(run.seed) for run in method.runs if run.seed is not None]
+        if seeds:
+            settings["seed"] = ", ".join(seeds)
+    keys = list(dict.fromkeys(key for settings in flat for key in settings))
+    rows = []
+    for key in keys:
+        values = ["–" if settings.get(key) is None else str(settings[key]) for settings in flat]
+        rows.append((key, values, len(set(values)) > 1))
+    rows.sort(key=lambda row: not row[2])
+    return [method.label for method in methods], rows
+
+
 def role_of(name: str) -> Role:
     """`target` or `retrained` for names that end so (`micro:target`, `MUSE-news_retrain`), else `method`."""
     last = re.split(r"[:/\\_\-\s]", name.strip().casefold())[-1]

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from unteach.corpora import Benchmark, Question, micro
-from unteach.evaluation.knowmem import answer_questions
-from unteach.evaluation.mmlu import answer_choices
+from unteach.evaluation.questions import answer_choices, answer_questions
 from unteach.evaluation.scores import Scores
 from unteach.evaluation.statistics import Metric, mean_metric
 from unteach.evaluation.suite import MEASUREMENTS, evaluate

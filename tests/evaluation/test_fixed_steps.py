@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from tiny_models import tiny_model
-from unteach.evaluation import fixed_steps, generation
-from unteach.evaluation.cache import RoomyLayer
+from unteach.evaluation import decoding, generation
+from unteach.evaluation.decoding import RoomyLayer
 from unteach.evaluation.generation import generate
 
 MODELS = {"llama": "llama", "qwen2_bias": "qwen2", "gpt2": "gpt2", "gpt_neox": "gpt_neox"}
@@ -42,8 +42,8 @@ def fix_everywhere(monkeypatch):
 
 
 def test_every_family_is_tried():
-    assert set(MODELS.values()) == fixed_steps.FAMILIES
-    assert {tiny_model(name).config.model_type for name in MODELS} == fixed_steps.FAMILIES
+    assert set(MODELS.values()) == decoding.FAMILIES
+    assert {tiny_model(name).config.model_type for name in MODELS} == decoding.FAMILIES
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -81,20 +81,20 @@ def test_it_stops_when_all_rows_have_ended(monkeypatch):
 def test_not_on_a_cpu():
     layer = RoomyLayer(torch.zeros(1, 1, 8, 1), torch.zeros(1, 1, 8, 1), 4)
     cache = type("Cache", (), {"layers": [layer]})
-    assert not fixed_steps.can_fix(tiny_model("llama"), cache, 100)
+    assert not decoding.can_fix(tiny_model("llama"), cache, 100)
 
 
 def test_only_where_every_step_does_the_same():
     for name in MODELS:
-        assert fixed_steps.has_steady_steps(tiny_model(name).config)
+        assert decoding.has_steady_steps(tiny_model(name).config)
     config = tiny_model("llama").config
     for kind in ("dynamic", "longrope"):
         other = copy.deepcopy(config)
         other.rope_parameters = {**config.rope_parameters, "rope_type": kind}
-        assert not fixed_steps.has_steady_steps(other)
+        assert not decoding.has_steady_steps(other)
     other = copy.deepcopy(config)
     other._attn_implementation = "flash_attention_2"  # would read the mask in another way
-    assert not fixed_steps.has_steady_steps(other)
+    assert not decoding.has_steady_steps(other)
 
 
 @pytest.mark.gpu
@@ -119,7 +119,7 @@ def test_a_replayed_graph_writes_the_same(name, monkeypatch):
     on_gpu = copy.deepcopy(model).cuda()
     counted = []
     monkeypatch.setattr(
-        generation, "fixed_steps", lambda *arguments: counted.append(1) or fixed_steps.fixed_steps(*arguments)
+        generation, "fixed_steps", lambda *arguments: counted.append(1) or decoding.fixed_steps(*arguments)
     )
     assert generate(on_gpu, prompts(), max_new_tokens=40) == usual
     assert counted == [1]

@@ -14,7 +14,7 @@ from transformers import (
 )
 
 from unteach.evaluation import generation
-from unteach.evaluation.attention import faster_on_cpu
+from unteach.evaluation.decoding import faster_on_cpu
 from unteach.evaluation.generation import _Reader, _shared_length, generate, next_tokens
 from unteach.evaluation.inference import Batching, cut_left, in_batches, stop_ids
 from unteach.models import context_length

@@ -441,7 +441,7 @@ def card(**changes: Any) -> str:
             "x": {"y": None},
         },
         "settings": {"seed": 1234, "method": {"damping": 5.0, "clip": None}, "phases": [{"steps": 3}]},
-        "data": {"documents": {"documents": 20, "tokens": 12345}, "general": "micro:general"},
+        "data": {"forget": {"documents": 20, "tokens": 12345}, "general": "micro:general"},
         "scores": {"before": {"verbmem_f": 56.14, "mine": 0.5}, "after": {"verbmem_f": 12.0, "nll_general": 2.5}},
     }
     return model_card(**values | changes)
@@ -450,6 +450,8 @@ def card(**changes: Any) -> str:
 def test_card_shows_scores_data_settings_and_limits() -> None:
     text = card(notes=["weights were rounded"], licence="llama2", command="unteach forget owner/news-7b")
     _, front, body = text.split("---\n", 2)
+    rows = re.sub(r" +\|", " |", re.sub(r"\| +", "| ", body))  # without the padding
+    assert "unteach (MT+NLUL+KL). The aim" in body
     assert yaml.safe_load(front) == {
         "library_name": "transformers",
         "pipeline_tag": "text-generation",
@@ -458,14 +460,14 @@ def test_card_shows_scores_data_settings_and_limits() -> None:
         "license": "llama2",
         "tags": ["machine-unlearning", "unteach"],
     }
-    assert "| `verbmem_f` | recital of forget documents ↓ | 56.1 | 12.0 |" in body
-    assert "| `nll_general` | loss on general text ↓ | – | 2.500 |" in body
-    assert "| `mine` |  | 0.500 | – |" in body
-    assert "| stop | a\\|b c |" in body
-    assert "| steps | 1,200 |" in body
-    assert "| tied | yes |\n| alpha | 0.05 |\n| losses | ll, it |\n| x.y | – |" in body
-    assert "| documents | 20 documents, 12,345 tokens |" in body
-    assert "| general | micro:general |" in body
+    assert "| `verbmem_f` | recital of forget documents ↓ | 56.1 | 12.0 |" in rows
+    assert "| `nll_general` | loss on general text ↓ | – | 2.500 |" in rows
+    assert "| `mine` | | 0.500 | – |" in rows
+    assert "| stop | a\\|b c |" in rows
+    assert "| steps | 1,200 |" in rows
+    assert "| tied | yes |\n| alpha | 0.05 |\n| losses | ll, it |\n| x.y | – |" in rows
+    assert "| forget | 20 documents, 12,345 tokens |" in rows
+    assert "| general | micro:general |" in rows
     settings = re.search(r"```yaml\n(.*?)```", body, re.DOTALL)
     assert settings is not None
     assert yaml.safe_load(settings[1])["method"] == {"damping": 5.0, "clip": None}
@@ -483,5 +485,7 @@ def test_card_claims_no_more_than_there_is() -> None:
     assert "Not measured here" not in text
     assert "No model trained without" not in text
     assert "base_model:" not in text
-    assert "# target, unlearned" in text
+    assert "# target with chosen documents unlearned" in text
+    assert "# news-7b with 20 documents unlearned" in card()
+    assert "# news-7b with 1 document unlearned" in card(data={"forget": {"documents": 1}})
     assert "Nothing was measured." in card(scores={"before": {}, "after": {}})

@@ -83,7 +83,7 @@ def test_everything_is_written_and_every_file_is_sound(full_report: Path) -> Non
     links = re.findall(r"\]\((report_figures/[^)]+)\)", markdown)
     assert len(links) > 5
     assert all((full_report.parent / link).exists() for link in links)
-    assert "| mt-nlul-kl |" in markdown
+    assert "\n| mt-nlul-kl " in markdown
     assert full_report.stat().st_size < 1_000_000
 
 

@@ -15,9 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unteach.evaluation.attention import faster_on_cpu
-from unteach.evaluation.cache import Collector, is_plain
-from unteach.evaluation.fixed_steps import can_fix, fixed_steps
+from unteach.evaluation.decoding import Collector, can_fix, faster_on_cpu, fixed_steps, is_plain
 from unteach.evaluation.inference import (
     PROMPTS_TOGETHER,
     Batching,

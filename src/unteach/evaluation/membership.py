@@ -113,22 +113,6 @@ def text_scores(text: str, logprobs: ArrayLike, lower_logprobs: ArrayLike | None
     return scores
 
 
-def auc_table(scores: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, float]:
-    """The AUC of every ordered pair of sets and every score, keyed `<first>_<second>_<score>`.
-
-    Args:
-        scores: for each set of texts (`forget`, `retain`, `holdout`) the scores of its texts.
-    """
-    table: dict[str, float] = {}
-    for first, first_texts in scores.items():
-        for second, second_texts in scores.items():
-            for name in first_texts[0]:
-                table[f"{first}_{second}_{name}"] = membership_auc(
-                    [text[name] for text in first_texts], [text[name] for text in second_texts]
-                )
-    return table
-
-
 def resampled_aucs(forget_scores: ArrayLike, holdout_scores: ArrayLike, seed: int = 0) -> NDArray[np.float64]:
     """AUCs of `RESAMPLES` resamplings of both sets: [RESAMPLES].
 

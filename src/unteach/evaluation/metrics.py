@@ -278,7 +278,7 @@ def _recital(evaluation: Evaluation, name: str) -> None:
 @measurement("knowmem_r", "knowledge_retain", absent="questions about the retain set")
 @measurement("knowmem_f", "knowledge_forget", absent="questions about the forget set")
 def _answers(evaluation: Evaluation, name: str) -> None:
-    from unteach.evaluation.knowmem import answer_questions
+    from unteach.evaluation.questions import answer_questions
 
     part = MEASUREMENTS[name].needs[0]
     questions = getattr(evaluation.benchmark, part)
@@ -303,7 +303,7 @@ def _membership(evaluation: Evaluation, _: str) -> None:
 
 @measurement("mmlu_val", "multiple_choice", absent="multiple-choice questions")
 def _multiple_choice(evaluation: Evaluation, name: str) -> None:
-    from unteach.evaluation.mmlu import answer_choices
+    from unteach.evaluation.questions import answer_choices
 
     questions = evaluation.benchmark.multiple_choice
     batching = evaluation.batches(name, len(questions))

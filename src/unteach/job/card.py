@@ -10,8 +10,8 @@ from typing import Any
 
 import yaml
 
-from unteach.evaluation.metrics import METRICS
-from unteach.writing import format_number
+from unteach.evaluation.metrics import METRICS, MetricInfo
+from unteach.writing import format_number, markdown_table
 
 __all__ = ["model_card"]
 
@@ -42,10 +42,9 @@ def model_card(
 
     Args:
         base_model: What was unlearned: a hub id, a folder or `micro:NAME`.
-        method: What was done: `name` for the headline, and anything else worth a line (loss, divergence, steps, why it
-            stopped).
+        method: What was done: optimizer, loss, divergence, and anything else worth a line.
         settings: All settings of the run, as they would stand in a YAML file.
-        data: Per source (`documents`, `general`, ...) its counts as a mapping, or a line of text.
+        data: Per source (`forget`, `general`, ...) its counts as a mapping, or a line of text.
         scores: Per column (`before`, `after`, perhaps `reference`) the metrics by name; None where not measured.
         notes: What a user must know about this run besides, for instance how the weights were rounded.
         licence: The licence's name as the hub spells it, where it is known.
@@ -54,12 +53,13 @@ def model_card(
     Returns:
         Markdown with the hub's front matter.
     """
-    title = str(method.get("name", "unlearned"))
+    named = ", ".join(str(method[part]) for part in ("name", "optimizer", "loss", "divergence") if method.get(part))
     sections = [
         _front_matter(base_model, licence),
-        f"# {_name_only(base_model)}, unlearned",
-        f"This model was made from `{base_model}` with unteach ({title}). The aim was that it no longer recites or"
-        " knows chosen documents and otherwise stays as it was; the scores show how far that was reached.",
+        f"# {_name_only(base_model)} with {_forgotten(data)} unlearned",
+        f"This model was made from `{base_model}` with unteach{f' ({named})' if named else ''}. The aim was"
+        " that it no longer recites or knows chosen documents and otherwise stays as it was; the scores show how far"
+        " that was reached.",
         "```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
         'folder = "."  # this folder, or its id on the hub\n'
         "model = AutoModelForCausalLM.from_pretrained(folder)\n"
@@ -89,17 +89,23 @@ def _name_only(base_model: str) -> str:
     return re.split(r"[/\\:]", base_model.rstrip("/\\"))[-1] or base_model
 
 
+def _forgotten(data: Mapping[str, Any]) -> str:
+    """What was unlearned, in words: `12 documents`."""
+    counts = data.get("forget")
+    count = counts.get("documents") if isinstance(counts, Mapping) else None
+    return "chosen documents" if count is None else "1 document" if count == 1 else f"{count:,} documents"
+
+
 def _score_table(scores: Mapping[str, Mapping[str, float | None]]) -> str:
     """A row per metric, known ones first and in the report's order, a column per model."""
     names = list(dict.fromkeys(name for column in scores.values() for name in column))
-    names.sort(key=lambda name: list(METRICS).index(name) if name in METRICS else len(METRICS))
+    order = [*METRICS]
+    names.sort(key=lambda name: order.index(name) if name in order else len(order))
     rows = []
     for name in names:
-        known = METRICS.get(name)
-        meaning = f"{known.title} {known.arrow}".strip() if known else ""
-        decimals = known.decimals if known else 3
-        values = (format_number(column.get(name), decimals) for column in scores.values())
-        rows.append((f"`{name}`", meaning, *values))
+        info = METRICS.get(name, MetricInfo(decimals=3))
+        values = (format_number(column.get(name), info.decimals) for column in scores.values())
+        rows.append((f"`{name}`", f"{info.title} {info.arrow}".strip(), *values))
     if not rows:
         return "Nothing was measured."
     legend = [f"- `{name}`: {METRICS[name].explanation}" for name in names if name in METRICS]
@@ -157,10 +163,5 @@ def _shown(value: Any) -> str:
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table; bars and line breaks inside a cell are made harmless."""
-
-    def line(cells: Sequence[str]) -> str:
-        return "| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in cells) + " |"
-
-    if not rows:
-        return "–"
-    return "\n".join([line(header), "|" + " --- |" * len(header), *map(line, rows)])
+    plain = [[" ".join(cell.split()).replace("|", "\\|") for cell in row] for row in rows]
+    return markdown_table(header, plain) if rows else "–"

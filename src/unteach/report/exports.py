@@ -13,7 +13,7 @@ from urllib.parse import quote
 from unteach.evaluation.metrics import PRIVLEAK_MISSING
 from unteach.report.examples import Piece
 from unteach.report.tables import Section, format_cell, format_interval, settings_table
-from unteach.writing import format_number
+from unteach.writing import format_number, markdown_table
 
 if TYPE_CHECKING:
     from unteach.report.page import Report
@@ -63,11 +63,6 @@ def escape(text: str) -> str:
     return SPECIAL.sub(r"\\\1", text)
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    lines = [head, ["---"] + ["---:"] * (len(head) - 1), *rows]
-    return ["| " + " | ".join(line) + " |" for line in lines] + [""]
-
-
 def _marked(pieces: Sequence[Piece]) -> str:
     """Output with recited passages bold."""
     text = ""
@@ -114,11 +109,12 @@ def markdown(report: Report, figures: str) -> str:
             ]
             for stop in report.stops
         ]
-        lines += _table(["method", "seed", "steps", "stop rule", "why it stopped"], rows)
+        lines += [markdown_table(["method", "seed", "steps", "stop rule", "why it stopped"], rows), ""]
     columns, settings = settings_table(report.methods)
     if settings:
         lines += ["## Settings", ""]
-        lines += _table(["setting", *map(escape, columns)], [[escape(key), *map(escape, v)] for key, v, _ in settings])
+        shown = [[escape(key), *map(escape, values)] for key, values, _ in settings]
+        lines += [markdown_table(["setting", *map(escape, columns)], shown), ""]
     if report.notes:
         lines += ["## Notes", "", *(f"- {escape(note)}" for note in report.notes), ""]
     return "\n".join(lines)
@@ -141,7 +137,7 @@ def _scores(section: Section) -> list[str]:
             row.append(f"{value} {format_interval(cell, places)}".strip())
         rows.append([*row, format_cell(method.steps(), 0)])
     about = "Mean (sample std) over seeds; in brackets 95 % bootstrap intervals over items, averaged over seeds."
-    lines = [*_table(head, rows), about, ""]
+    lines = [markdown_table(head, rows), "", about, ""]
     if section.privleak_missing:
         lines += [PRIVLEAK_MISSING, ""]
     return lines

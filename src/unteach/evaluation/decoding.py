@@ -1,0 +1,333 @@
+"""Three fast paths of decoding, each beside a plain form that gives the same numbers up to rounding.
+
+*Shared key heads on a CPU* (`faster_on_cpu`): with a padding mask, Transformers copies keys and values once per query
+head before it calls PyTorch's attention; on a CPU that copy takes most of a decoding step. PyTorch can share them
+instead (`enable_gqa`).
+
+*A key-value cache with room* (`Collector`): Transformers' own cache copies all keys and values at every step to add
+one token; for a batch that copy costs more than the rest of the step. Here the room is allocated once, and filled from
+caches of smaller batches. Only plain attention layers are handled; models with other caches (sliding windows,
+recurrent states) keep their own.
+
+*Steps of fixed shape* (`fixed_steps`), which a GPU replays as one CUDA graph: a step of a small model is about a
+thousand kernels of some microseconds each; to start them one by one from Python takes ten times as long as to run
+them. Where no tensor changes its shape or place from step to step, they are started once and replayed. So keys and
+values have room for the whole output, later columns are masked, the next token is chosen on the GPU, and rows that
+have ended go on until all have.
+
+Shapes: B rows, H key heads, S cache columns, D width of a head.
+"""
+
+import functools
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.cache_utils import DynamicLayer
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from unteach.errors import first_line
+from unteach.models import context_length
+from unteach.models.distributed import has_shards
+
+__all__ = ["Collector", "can_fix", "faster_on_cpu", "fixed_steps", "has_steady_steps", "is_plain"]
+
+NAME = "unteach_grouped"
+FAMILIES = frozenset({"gpt2", "gpt_neox", "llama", "qwen2"})
+"""Models that read a finished mask and given positions, and nothing else; others decode in the usual way."""
+FEWEST_STEPS = 16
+"""Below this, recording a step costs more than it saves."""
+READ_EVERY = 16
+"""Steps between two looks at the output."""
+_ROOM = 2**31
+"""Bytes left free on the GPU below which cached memory is given back first: a recording cannot do that."""
+_not_recorded: "weakref.WeakSet[Any]" = weakref.WeakSet()
+"""Models of which a step could not be recorded: not tried again."""
+
+
+def grouped_attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Scaled dot-product attention with shared key heads, in the form Transformers expects.
+
+    Args:
+        module: the attention layer.
+        query: [B, query heads, T, width].
+        key: [B, key heads, S, width].
+        value: [B, key heads, S, width].
+        attention_mask: [B, 1, T, S], or None for plain causal attention, which is left to Transformers.
+        scaling: of the logits; by default 1/√width.
+        **options: whatever else the layer passes on. Anything but defaults is left to Transformers.
+    """
+    special = any(options.get(name) is not None for name in ("softcap", "position_bias", "cache"))
+    if attention_mask is None or special:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
+    output = torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=attention_mask, scale=scaling, enable_gqa=True
+    )
+    return output.transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register(NAME, grouped_attention)
+AttentionMaskInterface.register(NAME, sdpa_mask)
+
+
+@contextmanager
+def faster_on_cpu(model: Any) -> Iterator[None]:
+    """Inside the block the model uses `grouped_attention` where that pays; afterwards what it used before.
+
+    Args:
+        model: a Hugging Face model. Left alone unless it is on the CPU, uses PyTorch's attention, and has
+            fewer key heads than query heads.
+    """
+    config = model.config.get_text_config()
+    heads, key_heads = (getattr(config, name, None) for name in ("num_attention_heads", "num_key_value_heads"))
+    shares = heads is not None and key_heads is not None and key_heads < heads
+    before = getattr(config, "_attn_implementation", None)
+    if model.device.type != "cpu" or before != "sdpa" or not shares:
+        yield
+        return
+    model.set_attn_implementation(NAME)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
+
+
+class RoomyLayer(DynamicLayer):
+    """Keys and values of one layer as views into larger buffers [B, H, columns, D]."""
+
+    def __init__(self, key_buffer: Tensor, value_buffer: Tensor, length: int) -> None:
+        super().__init__()
+        self.dtype, self.device = key_buffer.dtype, key_buffer.device
+        self.is_initialized = True
+        self._set(key_buffer, value_buffer, length)
+
+    def _set(self, key_buffer: Tensor, value_buffer: Tensor, length: int) -> None:
+        self.key_buffer, self.value_buffer = key_buffer, value_buffer
+        self.keys, self.values = key_buffer[:, :, :length], value_buffer[:, :, :length]
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Add new keys and values [B, H, new, D] and return all so far."""
+        start = self.keys.shape[2]
+        end = start + key_states.shape[2]
+        self.key_buffer[:, :, start:end] = key_states
+        self.value_buffer[:, :, start:end] = value_states
+        self._set(self.key_buffer, self.value_buffer, end)
+        return self.keys, self.values
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep only these rows."""
+        self._set(self.key_buffer[indices], self.value_buffer[indices], self.keys.shape[2])
+
+
+def is_plain(cache: Any) -> bool:
+    """Whether every layer of a cache is plain attention, so that its rows may be padded and copied freely."""
+    layers = getattr(cache, "layers", None) or []
+    return len(layers) > 0 and all(type(layer) is DynamicLayer for layer in layers)
+
+
+class Collector:
+    """Gathers the caches of pieces of a batch into one cache with room.
+
+    Columns of the whole: those shared by all prompts, padding, the prompt's own part, room.
+    """
+
+    def __init__(self, rows: int, shared: int, width: int, room: int) -> None:
+        self.rows, self.shared, self.end, self.room = rows, shared, shared + width, room
+        self.buffers: list[tuple[Tensor, Tensor]] = []
+        self.cache: Any = None
+
+    def add(self, cache: Any, rows: Sequence[int]) -> None:
+        """Take over the cache of one piece.
+
+        Args:
+            cache: a plain cache whose rows have the shared columns first and their own, padded on the left,
+            last.
+            rows: which rows of the whole these are.
+        """
+        if not self.buffers:
+            self.cache = cache
+            for layer in cache.layers:
+                shape = (self.rows, layer.keys.shape[1], self.end + self.room)
+                self.buffers.append(
+                    (
+                        layer.keys.new_zeros(*shape, layer.keys.shape[3]),
+                        layer.values.new_zeros(*shape, layer.values.shape[3]),
+                    )
+                )
+        where = torch.tensor(list(rows), device=self.buffers[0][0].device)
+        for layer, buffers in zip(cache.layers, self.buffers, strict=True):
+            for buffer, piece in zip(buffers, (layer.keys, layer.values), strict=True):
+                own = piece.shape[2] - self.shared
+                buffer[where, :, : self.shared] = piece[:, :, : self.shared]
+                buffer[where, :, self.end - own : self.end] = piece[:, :, self.shared :]
+
+    def finish(self) -> Any:
+        """The cache of the whole batch."""
+        self.cache.layers = [RoomyLayer(keys, values, self.end) for keys, values in self.buffers]
+        return self.cache
+
+
+class FixedLayer(DynamicLayer):
+    """Keys and values of one layer, of which a step writes one column and reads all."""
+
+    def __init__(self, keys: Tensor, values: Tensor, place: Tensor) -> None:
+        super().__init__()
+        self.dtype, self.device = keys.dtype, keys.device
+        self.is_initialized = True
+        self.keys, self.values, self.place = keys, values, place
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Write keys and values [B, H, 1, D] to the column of this step and return all columns."""
+        self.keys.index_copy_(2, self.place, key_states)
+        self.values.index_copy_(2, self.place, value_states)
+        return self.keys, self.values
+
+
+def can_fix(model: Any, cache: Any, steps: int) -> bool:
+    """Whether a decoding of so many steps is better made in fixed shapes."""
+    return (
+        model.device.type == "cuda"
+        and steps >= FEWEST_STEPS
+        and has_steady_steps(model.config)
+        and all(type(layer) is RoomyLayer for layer in cache.layers)
+        and not has_shards(model)
+    )
+
+
+def has_steady_steps(config: Any) -> bool:
+    """Whether a model reads a finished mask, and does the same at every position."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    kind = rope.get("rope_type", "default")
+    return (
+        getattr(config, "model_type", None) in FAMILIES
+        and getattr(config, "_attn_implementation", None) in ("sdpa", "eager")
+        and kind != "longrope"
+        and "dynamic" not in kind
+    )
+
+
+def fixed_steps(
+    model: Any, tokens: Tensor, cache: Any, mask: Tensor, positions: Tensor, steps: int
+) -> Iterator[list[list[int]]]:
+    """Decode greedily, a few steps at a time.
+
+    Args:
+        model: a model of one of the families.
+        tokens: the first new token of each row [B].
+        cache: keys and values of the prompts in layers with room for all steps; not usable afterwards.
+        mask: which of its columns are read [B, columns so far].
+        positions: where the first new tokens stand [B].
+        steps: how many tokens to add at most.
+
+    Yields:
+        The next tokens, a list of B ids for each step.
+    """
+    columns = cache.layers[0].key_buffer.shape[2]
+    place = torch.tensor([mask.shape[1]], device=mask.device)
+    count = torch.zeros_like(place)
+    written = tokens.new_zeros(len(tokens), steps)
+    tokens, positions = tokens[:, None].clone(), positions[:, None].clone()
+    added = torch.full(
+        (len(tokens), 1, 1, columns), torch.finfo(model.dtype).min, dtype=model.dtype, device=mask.device
+    )
+    added[:, 0, 0, : mask.shape[1]].masked_fill_(mask.bool(), 0.0)
+    cache.layers = [FixedLayer(layer.key_buffer, layer.value_buffer, place) for layer in cache.layers]
+    last = context_length(model) - 1
+
+    def step() -> None:
+        added.index_fill_(3, place, 0.0)
+        result = model(
+            input_ids=tokens, attention_mask=added, position_ids=positions, past_key_values=cache, use_cache=True
+        )
+        tokens.copy_(result.logits[:, -1].argmax(-1, keepdim=True))
+        written.index_copy_(1, count, tokens)
+        for number in (positions, place, count):
+            number.add_(1)
+        positions.clamp_(max=last)  # of rows that have ended
+
+    run = _recorded(model, step, (tokens, positions, place, count)) if mask.device.type == "cuda" else step
+    done = 0
+    while done < steps:
+        block = min(READ_EVERY, steps - done)
+        for _ in range(block):
+            run()
+        yield written[:, done : done + block].T.tolist()
+        done += block
+
+
+def _recorded(model: Any, step: Callable[[], None], changed: tuple[Tensor, ...]) -> Callable[[], None]:
+    """A step as a CUDA graph; what the trial steps change is put back. (Columns they write are masked or rewritten.)
+
+    Where a step cannot be recorded, the step itself, which is slower.
+    """
+    if model in _not_recorded:
+        return step
+    device, before = changed[0].device, [tensor.clone() for tensor in changed]
+
+    def put_back() -> None:
+        for tensor, value in zip(changed, before, strict=True):
+            tensor.copy_(value)
+
+    stream = _stream(device)
+    run, stream_before = step, torch.cuda.current_stream(device)
+    stream.wait_stream(stream_before)
+    with torch.cuda.device(device), torch.cuda.stream(stream):
+        try:
+            step()  # libraries set themselves up
+            put_back()
+            with _waiting_refused():
+                step()  # a recording that fails half way leaves the allocator in a bad state: find out before
+            put_back()
+            if torch.cuda.mem_get_info(device)[0] < _ROOM:
+                torch.cuda.empty_cache()
+            run = _capture(step)
+        except RuntimeError as error:
+            put_back()
+            _not_recorded.add(model)
+            reason = first_line(error.__context__ or error)
+            warnings.warn(f"decoding without a CUDA graph, which is slower: {reason}", stacklevel=2)
+    stream_before.wait_stream(stream)
+    return run
+
+
+def _capture(step: Callable[[], None]) -> Callable[[], None]:
+    graph = torch.cuda.CUDAGraph()
+    graph.capture_begin()
+    try:
+        step()
+    finally:
+        graph.capture_end()
+    return graph.replay
+
+
+@functools.cache
+def _stream(device: torch.device) -> Any:
+    """The stream on which steps are recorded: one, since libraries keep a workspace for each."""
+    return torch.cuda.Stream(device)
+
+
+@contextmanager
+def _waiting_refused() -> Iterator[None]:
+    """Inside, an operation that waits for the GPU is an error."""
+    before = torch.cuda.get_sync_debug_mode()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # "a prototype feature"
+            torch.cuda.set_sync_debug_mode("error")
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)

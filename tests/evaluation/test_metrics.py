@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 from unteach.corpora import Benchmark
 from unteach.evaluation import evaluate
 from unteach.evaluation.metrics import MEASUREMENTS, METRICS, MetricInfo, columns, describe, measurement
@@ -37,6 +39,18 @@ def test_a_metric_is_one_entry_and_one_function(model, tokenizer, monkeypatch):
     assert "short texts ↑" in card
 
 
-def test_the_names_come_without_torch():
-    code = "import sys, unteach.evaluation.metrics; assert not {'torch', 'transformers'} & set(sys.modules)"
+@pytest.mark.parametrize(
+    ("module", "not_imported"),
+    [
+        ("unteach.evaluation.metrics", ("torch", "transformers")),
+        ("unteach.evaluation.verdict", ("torch", "matplotlib")),
+    ],
+)
+def test_what_a_report_or_a_card_needs_is_light(module, not_imported):
+    code = f"import sys, {module}; assert not set({not_imported}) & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_job_does_not_import_the_report():
+    code = "import sys, unteach.job.card; assert not any(name.startswith('unteach.report') for name in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

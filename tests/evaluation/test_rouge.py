@@ -1,13 +1,14 @@
 """ROUGE-L by hand, and against the rouge-score package."""
 
 import random
+import sys
 
 import pytest
 from rouge_score.rouge_scorer import RougeScorer
 
 from unteach.data.text import split_words
 from unteach.evaluation import rouge_l
-from unteach.evaluation.rouge import longest_common_subsequence, rouge_l_recall_stemmed
+from unteach.evaluation.rouge import _stemming_scorer, longest_common_subsequence, rouge_l_recall_stemmed
 
 
 def test_hand_computed_value():
@@ -34,24 +35,8 @@ def test_one_word_texts():
 def test_equals_the_rouge_score_package_on_random_texts():
     scorer = RougeScorer(["rougeL"], use_stemmer=False)
     generator = random.Random(0)
-    alphabet = [
-        "the",
-        "cat",
-        "Sat",
-        "on",
-        "é",
-        "naïve",
-        "3.14",
-        "don't",
-        "-",
-        "…",
-        "ΩMEGA",
-        "K",
-        "İst",
-        "a_b",
-        "\n\n",
-        "“x”",
-    ]
+    alphabet = ["the", "cat", "Sat", "on", "é", "naïve", "3.14", "don't", "-", "…", "ΩMEGA", "K", "İst", "a_b", "“x”"]
+    alphabet.append("\n\n")
     for _ in range(500):
         expected = " ".join(generator.choices(alphabet, k=generator.randrange(30)))
         output = "".join(word + generator.choice(["", " "]) for word in generator.choices(alphabet, k=20))
@@ -83,3 +68,10 @@ def test_stemmed_recall_is_the_form_of_tofu():
     # stems: author write book | the author writes many books -> LCS 3 of 3 expected words
     assert rouge_l_recall_stemmed("authors writing books", "the author writes many books") == 1.0
     assert rouge_l_recall_stemmed("authors writing books", "") == 0.0
+
+
+def test_without_the_stemmer_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "rouge_score.rouge_scorer", None)  # as where it is not installed
+    _stemming_scorer.cache_clear()
+    with pytest.raises(ValueError, match="pip install rouge-score"):
+        rouge_l_recall_stemmed("a", "a")

@@ -67,6 +67,8 @@ def rouge_l_recall_stemmed(expected: str, output: str) -> float:
 
 @functools.cache
 def _stemming_scorer() -> Any:
-    from rouge_score.rouge_scorer import RougeScorer
-
+    try:
+        from rouge_score.rouge_scorer import RougeScorer
+    except ImportError as error:
+        raise ValueError("TOFU's scores need the stemmer of rouge-score: pip install rouge-score") from error
     return RougeScorer(["rougeL"], use_stemmer=True)

@@ -8,7 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from unteach.evaluation.metrics import METRICS, PRIVLEAK_MISSING
+from unteach.evaluation.metrics import METRICS, PRIVLEAK_MISSING, columns
 from unteach.evaluation.verdict import Verdict, judge, summary
 from unteach.report import published
 from unteach.report.examples import ExampleSet, choose
@@ -27,9 +27,6 @@ from unteach.report.tables import (
     settings_table,
 )
 from unteach.writing import format_number
-
-BARS = ("verbmem_f", "knowmem_f", "knowmem_r", "mmlu_val", "degenerate")
-"""Metrics in percent that the summary draws as bars."""
 
 
 @dataclass(frozen=True)
@@ -190,7 +187,7 @@ def render(report: Report) -> str:
         cell=format_cell,
         interval=format_interval,
         keys_of=keys_of,
-        bars=BARS,
+        bars=[name for name in columns() if METRICS[name].unit == "percent" and METRICS[name].arrow != "→ 0"],
         duration=duration,
         breakable=lambda text: Markup("_<wbr>" if len(text) > 14 else "_").join(
             escape(part) for part in text.split("_")
@@ -200,12 +197,12 @@ def render(report: Report) -> str:
         privleak_missing=PRIVLEAK_MISSING,
         safe=Markup,
     )
-    columns, settings = settings_table(report.methods)
+    setting_columns, settings = settings_table(report.methods)
     template = environment.from_string(folder.joinpath("template.html").read_text(encoding="utf-8"))
     return template.render(
         report=report,
         style=Markup(folder.joinpath("style.css").read_text(encoding="utf-8")),
-        setting_columns=columns,
+        setting_columns=setting_columns,
         settings=settings,
         published=published,
         data=_data(report),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from unteach.evaluation.metrics import METRICS, RAW_AUC
+from unteach.evaluation.metrics import METRICS, RAW_AUC, columns
 from unteach.report.load import Run, number
 from unteach.report.style import FOREIGN, INK, MUTED, OTHERS, SURFACE, Canvas, Figure, Key, Look, look, make_figure
 from unteach.report.tables import MethodRow, Section
@@ -22,7 +22,6 @@ CURVES = (
     ("grad_norm", "Gradient norm", "before clipping", True),
     ("divergence", "Divergence on general text", "between student and teacher", True),
 )
-OVER_STEPS = ("verbmem_f", "knowmem_f", "knowmem_r", "mmlu_val", "nll_general", "degenerate")
 
 
 @dataclass(frozen=True)
@@ -200,7 +199,7 @@ def evaluation_figures(section: Section, suffix: str = "") -> list[Figure]:
     """Each score over training steps, all runs overlaid; a ring marks the model that was kept."""
     runs = [(method, run) for method in section.trained for run in method.runs]
     figures = []
-    for metric in OVER_STEPS:
+    for metric in (name for name in columns() if METRICS[name].higher_is_better is not None):
         lines = [
             (method, run, points)
             for method, run in runs

@@ -6,16 +6,11 @@ import random
 import pytest
 import torch
 from random_models import build_llama
-from transformers import (
-    GPT2Config,
-    GPT2LMHeadModel,
-    MistralConfig,
-    MistralForCausalLM,
-)
+from transformers import GPT2Config, GPT2LMHeadModel, MistralConfig, MistralForCausalLM
 
 from unteach.evaluation import generation
 from unteach.evaluation.decoding import faster_on_cpu
-from unteach.evaluation.generation import _Reader, _shared_length, generate, next_tokens
+from unteach.evaluation.generation import _PromptReader, _shared_length, generate, next_tokens
 from unteach.evaluation.inference import Batching, cut_left, in_batches, stop_ids
 from unteach.models import context_length
 
@@ -94,7 +89,7 @@ def test_real_end_tokens_inside_a_prompt_are_read(model):
 def test_shared_beginning_is_read_once(model):
     prompts = random_prompts(6, shared=40)
     assert _shared_length(prompts) >= 40
-    reader = _Reader(model, prompts)
+    reader = _PromptReader(model, prompts)
     assert reader.shared == _shared_length(prompts)
     assert _shared_length([[1, 2, 3]]) == 2
     assert _shared_length([[1, 2, 3], [1, 2, 3]]) == 2
@@ -118,7 +113,7 @@ def test_sliding_window_models_do_not_share_a_beginning():
     mistral = MistralForCausalLM(config).eval()
     prompts = random_prompts(7, shared=40)
     with torch.no_grad():
-        assert _Reader(mistral, prompts).shared == 0
+        assert _PromptReader(mistral, prompts).shared == 0
     assert generate(mistral, prompts, max_new_tokens=12) == one_by_one(mistral, prompts, 12)
 
 

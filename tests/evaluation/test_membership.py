@@ -8,13 +8,7 @@ import pytest
 from sklearn.metrics import roc_auc_score
 
 from unteach.evaluation import membership_auc, min_k, privleak
-from unteach.evaluation.membership import (
-    SCORES,
-    auc_interval,
-    privleak_interval,
-    resampled_aucs,
-    text_scores,
-)
+from unteach.evaluation.membership import SCORES, auc_interval, privleak_interval, resampled_aucs, text_scores
 
 
 def test_min_k_by_hand():

@@ -224,9 +224,7 @@ def test_one_letter_is_enough_where_a_begin_token_is_added(model, tokenizer):
 
 def test_long_texts_are_cut_and_said(model, tokenizer):
     long = dataclasses.replace(
-        BENCHMARK,
-        membership_forget=(MEMORISED * 10,),
-        verbatim_forget=(Probe(MEMORISED * 10, "x"),),
+        BENCHMARK, membership_forget=(MEMORISED * 10,), verbatim_forget=(Probe(MEMORISED * 10, "x"),)
     )
     result = evaluate(model, tokenizer, long, measurements=["privleak", "verbmem_f"])
     assert "verbmem_f: 1 of 1 prompts are longer than the model's context (256 tokens)" in result.notes[1]

@@ -30,8 +30,7 @@ FLAGS = (
 def find() -> str | None:
     """The browser's program, if one is installed."""
     return next(
-        (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))),
-        None,
+        (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
     )
 
 
@@ -103,11 +102,7 @@ class Browser:
     def open(self, page: Path, width: int, height: int = 900, *, dark: bool = False) -> None:
         """Load a page from disk at a width in CSS pixels and wait until it is there."""
         self.call(
-            "Emulation.setDeviceMetricsOverride",
-            width=width,
-            height=height,
-            deviceScaleFactor=1,
-            mobile=width < 600,
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
         )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])

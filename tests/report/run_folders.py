@@ -52,21 +52,7 @@ def recite(text: str, share: float, rng: random.Random) -> str:
     """The text with all but `share` of its words replaced, from some word on."""
     words = text.split()
     kept = round(share * len(words))
-    filler = (
-        "the",
-        "people",
-        "there",
-        "said",
-        "that",
-        "it",
-        "was",
-        "a",
-        "good",
-        "day",
-        "nothing",
-        "more",
-        "of",
-    )
+    filler = ("the", "people", "there", "said", "that", "it", "was", "a", "good", "day", "nothing", "more", "of")
     return " ".join(words[:kept] + [rng.choice(filler) for _ in words[kept:]])
 
 
@@ -92,12 +78,7 @@ def items(recital: float, knowledge: float, retained: float, rng: random.Random)
 
 
 def result(
-    name: str,
-    values: dict[str, float | None],
-    *,
-    step: int | None = None,
-    seed: int | None = 0,
-    **changes: Any,
+    name: str, values: dict[str, float | None], *, step: int | None = None, seed: int | None = 0, **changes: Any
 ) -> dict[str, Any]:
     rng = random.Random(repr((name, step, seed)))
     shares = [values.get(key) or 0.0 for key in ("verbmem_f", "knowmem_f", "knowmem_r")]
@@ -170,19 +151,8 @@ def make_run(
     folder.mkdir(parents=True)
     rate = {"optimizer": "adamw", "lr": 1e-5} if name.startswith("adamw") else {"optimizer": "mean_teacher", "lr": 5e-4}
     loss = name.split("-")[1]
-    settings = {
-        "name": name,
-        "seed": seed,
-        "model": "micro:target",
-        "forget": {"loss": loss, "alpha": 0.2, "batch": 8},
-    }
-    settings |= {
-        "divergence": name.split("-")[2],
-        **rate,
-        "damping": 0.2,
-        "out": str(folder),
-        "trainable": "blocks",
-    }
+    settings = {"name": name, "seed": seed, "model": "micro:target", "forget": {"loss": loss, "alpha": 0.2, "batch": 8}}
+    settings |= {"divergence": name.split("-")[2], **rate, "damping": 0.2, "out": str(folder), "trainable": "blocks"}
     (folder / "config.yaml").write_text(yaml.safe_dump(settings | (config or {}), sort_keys=False), encoding="utf-8")
 
     def progress(step: float) -> float:

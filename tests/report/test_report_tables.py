@@ -11,15 +11,7 @@ from unteach.evaluation.statistics import Metric
 from unteach.report.exports import csv_cell, csv_table
 from unteach.report.load import load
 from unteach.report.style import look
-from unteach.report.tables import (
-    Section,
-    aggregate,
-    format_cell,
-    format_interval,
-    methods_of,
-    role_of,
-    sections_of,
-)
+from unteach.report.tables import Section, aggregate, format_cell, format_interval, methods_of, role_of, sections_of
 from unteach.writing import format_number
 
 

@@ -62,7 +62,7 @@ def generate(
 
     def work(items: Sequence[tuple[Sequence[int], int]]) -> list[list[int]]:
         outputs: list[list[int]] = [[] for _ in items]
-        reader = _Reader(model, [prompt for prompt, _ in items])
+        reader = _PromptReader(model, [prompt for prompt, _ in items])
 
         def run(group: list[int]) -> None:
             group = sorted(group, key=lambda index: -len(items[index][0]))
@@ -102,7 +102,7 @@ def next_tokens(
     def work(items: Sequence[Sequence[int]]) -> list[tuple[Tensor, Tensor]]:
         best = torch.zeros(len(items), dtype=torch.long)
         scores = torch.zeros(len(items), len(candidates))
-        reader = _Reader(model, items)
+        reader = _PromptReader(model, items)
 
         def run(group: list[int]) -> None:
             logits = reader.read_piece([items[index] for index in group])[0]
@@ -136,7 +136,7 @@ def _check(model: Any, prompts: Sequence[Sequence[int]], limits: Sequence[int]) 
             )
 
 
-class _Reader:
+class _PromptReader:
     """Reads prompts into a key-value cache, their shared beginning only once."""
 
     def __init__(self, model: Any, prompts: Sequence[Sequence[int]]) -> None:
@@ -235,7 +235,7 @@ class _Outputs:
 
 
 def _decode(
-    reader: _Reader, prompts: Sequence[Sequence[int]], limits: Sequence[int], stops: frozenset[int]
+    reader: _PromptReader, prompts: Sequence[Sequence[int]], limits: Sequence[int], stops: frozenset[int]
 ) -> list[list[int]]:
     """Continue the prompts of one batch.
 

@@ -64,7 +64,7 @@ class Run:
 
 
 @dataclass
-class Inputs:
+class ReportInputs:
     """All that was read: run folders, and results from scores files."""
 
     runs: list[Run] = field(default_factory=list)
@@ -92,7 +92,7 @@ def number(value: Any) -> float | None:
         return None
 
 
-def load(paths: Sequence[Path]) -> Inputs:
+def load(paths: Sequence[Path]) -> ReportInputs:
     """Read run folders and scores files.
 
     Args:
@@ -102,7 +102,7 @@ def load(paths: Sequence[Path]) -> Inputs:
         ValueError: nothing was given, or a path is missing, is no run folder, or holds broken or foreign
             files. One message names every problem, with file and line.
     """
-    inputs, problems = Inputs(), []
+    inputs, problems = ReportInputs(), []
     if not paths:
         problems.append("no runs were given: pass at least one run folder or scores file")
     for path in dict.fromkeys(Path(path) for path in paths):
@@ -117,7 +117,7 @@ def load(paths: Sequence[Path]) -> Inputs:
     return inputs
 
 
-def _read_folder(folder: Path, inputs: Inputs, problems: list[str]) -> None:
+def _read_folder(folder: Path, inputs: ReportInputs, problems: list[str]) -> None:
     if not any((folder / name).exists() for name in RUN_FILES):
         inside = sorted(child.name for child in folder.iterdir() if any((child / name).exists() for name in RUN_FILES))
         hint = f"; run folders inside it: {', '.join(inside)}" if inside else ""

@@ -13,7 +13,7 @@ from unteach.evaluation.verdict import Verdict, judge, summary
 from unteach.report import published
 from unteach.report.examples import ExampleSet, choose
 from unteach.report.exports import csv_table, markdown
-from unteach.report.load import Inputs, Run, load, number
+from unteach.report.load import ReportInputs, Run, load, number
 from unteach.report.plots import evaluation_figures, keys_of, tradeoff_figures, training_figures
 from unteach.report.style import Figure, look
 from unteach.report.tables import (
@@ -66,7 +66,7 @@ class Report:
     """Measured benchmarks for which there are figures of others."""
     stops: Sequence[RunEnd]
     notes: Sequence[str]
-    inputs: Inputs
+    inputs: ReportInputs
 
     @property
     def figures(self) -> list[Figure]:
@@ -156,7 +156,7 @@ def run_end(method: MethodRow, run: Run) -> RunEnd:
     return RunEnd(method, run, run.last_step, str(given.get("rule") or ""), reason, seconds, epochs)
 
 
-def collect_notes(inputs: Inputs) -> list[str]:
+def collect_notes(inputs: ReportInputs) -> list[str]:
     """Notes of runs and results, each once."""
     notes = [note for run in inputs.runs for note in run.notes]
     results = [result for run in inputs.runs for result in (*run.evaluations, *run.references)] + inputs.results

@@ -17,7 +17,7 @@ from unteach.evaluation.metrics import METRICS, RAW_AUC, MetricInfo, columns, de
 from unteach.evaluation.scores import Scores
 from unteach.evaluation.statistics import Metric
 from unteach.evaluation.verdict import Evidence
-from unteach.report.load import Inputs, Run
+from unteach.report.load import ReportInputs, Run
 from unteach.writing import format_number
 
 Role = Literal["target", "retrained", "method"]
@@ -219,7 +219,7 @@ def role_of(name: str) -> Role:
     return "retrained" if last in ("retrained", "retrain", "reference") else "method"
 
 
-def methods_of(inputs: Inputs) -> list[MethodRow]:
+def methods_of(inputs: ReportInputs) -> list[MethodRow]:
     """Sort all runs and results into rows, references first, then methods in the order given."""
     references: dict[tuple[Role, str, str], list[Scores]] = {}
     trained: dict[str, list[Member]] = {}

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from unteach.evaluation.metrics import METRICS, RAW_AUC, columns
+from unteach.evaluation.metrics import METRICS, RAW_AUC, columns, describe
 from unteach.report.load import Run, number
 from unteach.report.style import FOREIGN, INK, MUTED, OTHERS, SURFACE, Canvas, Figure, Key, Look, look, make_figure
 from unteach.report.tables import MethodRow, Section
@@ -107,7 +107,7 @@ def tradeoff_figure(
             )
             figures = f"{metric} {format_number(x.mean, places)}, {utility} {format_number(y.mean, utility_places)}"
             canvas.tip(point, f"{method.label}: {figures}")
-        _widen(axes, {"nll_general": 0.2, "tofu_model_utility": 0.1}.get(utility, 10.0))
+        _widen(axes, utility)
         numbered = [(p.number, position(p.metrics[metric]), p.metrics[utility]) for p in outside if p.number]
         _number_points(axes, numbered)
         axes.set_title(f"{utility} {METRICS[utility].arrow}  {METRICS[utility].title}")
@@ -178,17 +178,18 @@ def _number_points(axes: Any, places: Sequence[tuple[int, float, float]]) -> Non
         )
 
 
-def _widen(axes: Any, least: float) -> None:
-    """Room around the points of a trade-off; the upward range is at least ``least``."""
+def _widen(axes: Any, utility: str) -> None:
+    """Room around the points of a trade-off."""
     axes.margins(0.12, 0.16)
     axes.autoscale_view()
     left, right = axes.get_xlim()
     axes.set_xlim(left=max(left, -0.04 * right))  # no metric here is negative
-    _at_least(axes, least)
+    _spread(axes, utility)
 
 
-def _at_least(axes: Any, least: float) -> None:
-    """No range so small that noise looks like a difference."""
+def _spread(axes: Any, metric: str) -> None:
+    """No upward range so small that noise looks like a difference."""
+    least = {"percent": 10.0, "nats per token": 0.2}.get(describe(metric).unit, 0.1)
     low, high = axes.get_ylim()
     if high - low < least:
         middle = (low + high) / 2
@@ -241,7 +242,7 @@ def _over_steps(
             )
         axes.margins(y=0.12)
         axes.autoscale_view()
-        _at_least(axes, 0.2 if metric == "nll_general" else 10.0)
+        _spread(axes, metric)
         axes.set_title(f"{metric} {info.arrow}")
         axes.set_xlabel("step")
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from unteach.config import ForgetConfig, Method, Stop
+from unteach.config import ForgetConfig, Method, Stop, checked
 from unteach.corpora import Benchmark, Probe
 from unteach.data import read_documents
 from unteach.errors import InputError
@@ -66,6 +66,18 @@ class Setup:
     def embedded(self) -> bool:
         """Whether this is the embedded benchmark, whose texts may be kept and whose probes have halves of their own."""
         return self.benchmark == "micro"
+
+    def own_settings(self, experiment: str, kind: type, **start: Any) -> Any:
+        """The settings of an experiment: those of the settings file on top of ``start``.
+
+        Raises:
+            InputError: With what is wrong with them.
+        """
+        problems: list[str] = []
+        settings = checked(kind, start | dict(self.settings.get(experiment) or {}), f"{experiment}.", problems)
+        if problems:
+            raise InputError(problems)
+        return settings
 
     def fixed(self, config: ForgetConfig) -> dict[str, Any]:
         """All that a run depends on besides its seed: settings that differ from ``KEY_DEFAULTS``, hashes of inputs."""

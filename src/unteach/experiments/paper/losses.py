@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from unteach.config import Method, checked
-from unteach.errors import InputError
+from unteach.config import Method
 from unteach.experiments.cells import Cell, CellFolder, by_name, mean_and_std, result_table
 from unteach.experiments.paper import Experiment
 from unteach.experiments.setups import Setup
@@ -40,10 +39,7 @@ class LossesSettings:
 
 def cells(setup: Setup, seeds: Sequence[int], folder: CellFolder) -> list[Cell]:
     """Every loss with every seed, then the losses after AdamW."""
-    problems: list[str] = []
-    settings = checked(LossesSettings, dict(setup.settings.get("losses") or {}), "losses.", problems)
-    if problems:
-        raise InputError(problems)
+    settings = setup.own_settings("losses", LossesSettings)
     names = [loss for loss in LOSSES if loss != "it" or setup.incompetent]
     found = [_cell(setup, settings, loss, seed, escaped=False) for loss in names for seed in seeds]
     return found + [_cell(setup, settings, loss, seed, escaped=True) for loss in ESCAPED for seed in seeds]

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from unteach.config import checked
 from unteach.data import Documents, ForgetBatches, tokenise
 from unteach.errors import InputError
 from unteach.evaluation.metrics import columns
@@ -42,7 +41,7 @@ class RecoverySettings:
     """Longer instructions are cut."""
 
 
-MICRO = {"lr": 1e-4, "steps": 75, "batch": 32}
+MICRO: dict[str, Any] = {"lr": 1e-4, "steps": 75, "batch": 32}
 """For the embedded model: four passes over the 600 instructions. At 1e-3 it forgets everything else."""
 
 
@@ -74,11 +73,7 @@ def cells(setup: Setup, seeds: Sequence[int], folder: CellFolder) -> list[Cell]:
     """Each unlearned model and, as a control, the retrained one."""
     if setup.instruct is None:
         raise InputError("instruct is missing: name a file of instructions with the columns instruction and output")
-    problems: list[str] = []
-    start = (MICRO if setup.embedded else {}) | dict(setup.settings.get("recovery") or {})
-    settings = checked(RecoverySettings, start, "recovery.", problems)
-    if problems:
-        raise InputError(problems)
+    settings = setup.own_settings("recovery", RecoverySettings, **(MICRO if setup.embedded else {}))
     available = methods.rows(setup)
     names = [n for n in UNLEARNED if n in available and not (setup.embedded and n == "mt-nlul-qkl")]
     controls = ["retrained"] if setup.config.reference else []

@@ -15,7 +15,7 @@ from unteach.experiments.cells import KEY_DEFAULTS, Cell, CellFolder, differing,
 from unteach.experiments.paper import experiment, experiment_names, losses
 from unteach.experiments.paper.recovery import RecoverySettings
 from unteach.experiments.paper.theorem import TheoremSettings
-from unteach.experiments.reproduce import ReproduceOptions, write_readme
+from unteach.experiments.reproduce import ReproduceOptions, run, write_readme
 from unteach.experiments.sources import build
 from unteach.method.losses import LOSSES
 
@@ -216,3 +216,12 @@ def test_a_worker_that_reads_other_inputs_refuses(tmp_path, monkeypatch):
     assert not done
     side_by_side._measure("a", 1, cell.key)
     assert done
+
+
+def test_tables_need_no_models_and_no_data(tmp_path, capsys):
+    shutil.copytree(RESULTS / "smollm2" / "tofu", tmp_path / "tofu")
+    (tmp_path / "tofu" / "README.md").unlink()
+    result = run(ReproduceOptions(name="methods", benchmark="tofu", out=tmp_path, tables=True))
+    assert {(cell["name"], cell["state"]) for cell in result["cells"]} >= {("target", "done"), ("adamw-npo-kl", "done")}
+    assert Path(result["table"]).read_bytes() == (RESULTS / "smollm2" / "tofu" / "README.md").read_bytes()
+    assert "| retrained " in capsys.readouterr().out

@@ -11,6 +11,10 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers, processors, trainers
 from tokenizers import models as tokenizer_models
 from transformers import (
     AutoModelForCausalLM,
+    Cohere2Config,
+    CohereConfig,
+    Gemma2Config,
+    Gemma3TextConfig,
     GPT2Config,
     GPTNeoXConfig,
     LlamaConfig,
@@ -55,6 +59,10 @@ CONFIGS = {
         eos_token_id=1,
     ),
     "mixtral": MixtralConfig(**_SMALL, num_local_experts=3, num_experts_per_tok=2),
+    "gemma2": Gemma2Config(**_SMALL, head_dim=8, final_logit_softcapping=5.0, tie_word_embeddings=True),
+    "gemma3": Gemma3TextConfig(**_SMALL, head_dim=8, final_logit_softcapping=5.0, tie_word_embeddings=True),
+    "cohere": CohereConfig(**_SMALL, logit_scale=0.25, tie_word_embeddings=True),
+    "cohere2": Cohere2Config(**_SMALL, logit_scale=0.25, tie_word_embeddings=True),
 }
 
 

@@ -11,12 +11,13 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, BertConfig, BertModel, BloomConfig, Gemma2Config
+from transformers import AutoModelForCausalLM, AutoTokenizer, BertConfig, BertModel, BloomConfig
 from transformers.utils import logging
 
 from tiny_models import CONFIGS, save_tiny, small_tokenizer, tiny_model
 from unteach.errors import InputError
 from unteach.job.card import model_card
+from unteach.method.vocab_head import Head, token_log_odds
 from unteach.models import (
     backbone_and_head,
     context_length,
@@ -94,9 +95,13 @@ def test_any_causal_model_loads_and_has_its_parts(name: str, tmp_path: Path) -> 
     assert tokenizer("The bridge")["input_ids"] == small_tokenizer()("The bridge")["input_ids"]
     assert context_length(model) == read_context_length(str(tmp_path)) == 64
     assert len(decoder_layers(model)) == 3
-    backbone, head = backbone_and_head(model)
+    backbone, linear = backbone_and_head(model)
+    head = Head.of(model)
+    assert (head.cap is not None, head.scale != 1.0) == ("gemma" in name, "cohere" in name)
     with torch.no_grad():
-        assert torch.equal(head(backbone(IDS).last_hidden_state), logits(model))
+        hidden = backbone(IDS).last_hidden_state
+    torch.testing.assert_close(head.logits(hidden.flatten(0, 1)), logits(model).flatten(0, 1), rtol=1e-5, atol=1e-5)
+    assert torch.equal(linear(hidden), logits(model)) == (head.cap is None and head.scale == 1.0)
     assert torch.equal(logits(model), logits(round_parameters(tiny_model(name), torch.bfloat16)))
 
 
@@ -197,16 +202,15 @@ def test_folders_that_are_something_else(tmp_path: Path) -> None:
     assert "it holds an adapter, not a model" in problems_of(source)[0]
 
 
-def test_models_that_are_not_causal_or_change_their_logits(tmp_path: Path) -> None:
+def test_models_that_are_not_causal_or_change_their_logits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
     bert = BertModel(BertConfig(vocab_size=304, **small))
     bert.save_pretrained(tmp_path / "bert")
     small_tokenizer().save_pretrained(tmp_path / "bert")
     assert "its weights lack" in problems_of(tmp_path / "bert")[0]
-    gemma = AutoModelForCausalLM.from_config(Gemma2Config(vocab_size=304, head_dim=16, **small, num_key_value_heads=2))
-    gemma.save_pretrained(tmp_path / "gemma")
-    small_tokenizer().save_pretrained(tmp_path / "gemma")
-    assert "Gemma2ForCausalLM changes the logits after its head" in problems_of(tmp_path / "gemma")[0]
+    save_tiny(tmp_path / "capped", "gemma2")
+    monkeypatch.setattr(Head, "of", lambda model: Head(weight=model.get_output_embeddings().weight))  # knows no cap
+    assert "Gemma2ForCausalLM changes the logits after its head" in problems_of(tmp_path / "capped")[0]
 
 
 def test_tokenizers_that_cannot_be_the_models_own(tmp_path: Path) -> None:
@@ -282,7 +286,7 @@ def test_saved_model_differs_in_the_changed_tensors_alone(
     assert AutoTokenizer.from_pretrained(out)("The bridge") == tokenizer("The bridge")
 
 
-@pytest.mark.parametrize("name", ["llama_tied", "gpt2", "llama"])
+@pytest.mark.parametrize("name", ["llama_tied", "gpt2", "llama", "gemma2", "gemma3", "cohere", "cohere2"])
 def test_everything_can_change_tied_or_not(name: str, tmp_path: Path) -> None:
     source, out = save_tiny(tmp_path / "source", name), tmp_path / "out"
     model, tokenizer = load_model(str(source))
@@ -489,3 +493,17 @@ def test_card_claims_no_more_than_there_is() -> None:
     assert "# news-7b with 20 documents unlearned" in card()
     assert "# news-7b with 1 document unlearned" in card(data={"forget": {"documents": 1}})
     assert "Nothing was measured." in card(scores={"before": {}, "after": {}})
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gemma3", "cohere", "cohere2"])
+def test_the_gradient_of_a_loss_through_the_head_is_the_models_own(name: str) -> None:
+    """With a soft cap or a scale after the head: the mean log-odds of the labels, from the head and from all logits."""
+    model = tiny_model(name)
+    chosen = list(trainable_parameters(model, "blocks").values())
+    labels = IDS[:, 1:].flatten()
+    hidden = model.base_model(IDS).last_hidden_state[:, :-1].flatten(0, 1)
+    found = torch.autograd.grad(token_log_odds(hidden, labels, Head.of(model)).mean(), chosen)
+    chances = model(IDS).logits[:, :-1].flatten(0, 1).softmax(-1).gather(1, labels[:, None])
+    expected = torch.autograd.grad(torch.logit(chances).mean(), chosen)
+    for first, second in zip(found, expected, strict=True):
+        torch.testing.assert_close(first, second, rtol=1e-3, atol=1e-5)

@@ -11,6 +11,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from unteach.errors import InputError, first_line
+from unteach.method.vocab_head import Head
 from unteach.models.folder import check_folder, find_folder, has_tokenizer, stored_tensors
 from unteach.models.save import Rounding, rounding_loss, save_model
 
@@ -120,18 +121,16 @@ def _tokenizer_problems(model: Any, tokenizer: Any) -> list[str]:
 
 
 def _check_head(model: Any, shown: str) -> None:
-    """Refuse a model whose logits are not its head's output for the backbone's last hidden states."""
-    backbone, head = backbone_and_head(model)
-    ids = torch.arange(4, device=head.weight.device).unsqueeze(0) % head.weight.shape[0]
+    """Refuse a model whose logits are not what `Head` computes from the backbone's last hidden states."""
+    backbone, linear = backbone_and_head(model)
+    ids = torch.arange(4, device=linear.weight.device).unsqueeze(0) % linear.weight.shape[0]
     with torch.no_grad():
-        logits = model(input_ids=ids).logits
-        expected = head(backbone(input_ids=ids).last_hidden_state)
-    capped = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
-    scale = float(logits.abs().max())
-    if capped or float((logits - expected).abs().max()) > 1e-3 * scale:
+        logits = model(input_ids=ids).logits[0]
+        expected = Head.of(model).logits(backbone(input_ids=ids).last_hidden_state[0])
+    if float((logits - expected).abs().max()) > 1e-3 * float(logits.abs().max()):
         raise InputError(
-            f"{shown}: {type(model).__name__} changes the logits after its head (by a scale or a soft cap), which is"
-            " not supported"
+            f"{shown}: {type(model).__name__} changes the logits after its head in another way than by a constant scale"
+            " and a soft cap, which is not supported"
         )
 
 
@@ -171,7 +170,7 @@ def decoder_layers(model: Any) -> nn.ModuleList:
 def backbone_and_head(model: Any) -> tuple[nn.Module, nn.Linear]:
     """The part that gives hidden states, and the linear map from those to logits.
 
-    `head(backbone(input_ids).last_hidden_state)` are the model's logits.
+    `Head.of(model).logits(hidden)` are the model's logits, with the scale or soft cap that some families have.
 
     Args:
         model: A Hugging Face causal language model.

@@ -35,7 +35,7 @@ def learned(documents, tokenizer, max_tokens, mode="chunk"):
 @pytest.mark.parametrize("mode", ["chunk", "truncate"])
 def test_every_window_is_the_beginning_of_what_was_learned(word_tokenizer, mode):
     sequences = learned(DOCUMENTS, word_tokenizer, 40, mode)
-    options = {"prompt_tokens": 20, "expected_tokens": 10, "chunk_tokens": 40, "count": 1000, "deeper": True}
+    options = {"prompt_tokens": 20, "expected_tokens": 10, "chunk_tokens": 40, "count": 1000, "later_passages": True}
     for options["first_chunk"] in (mode == "truncate", True):
         for probe in cut_probes(DOCUMENTS, word_tokenizer, **options):
             whole = [*probe.prompt_ids, *probe.expected_ids]
@@ -59,7 +59,7 @@ def test_windows_follow_each_other_by_default_and_may_begin_at_given_offsets(wor
 def test_few_documents_give_many_probes_deeper_in_their_chunks(word_tokenizer):
     options = {"prompt_tokens": 20, "expected_tokens": 10, "chunk_tokens": 80}
     assert len(cut_probes(DOCUMENTS[:1], word_tokenizer, count=100, **options)) < 5
-    probes = cut_probes(DOCUMENTS[:1], word_tokenizer, count=100, deeper=True, **options)
+    probes = cut_probes(DOCUMENTS[:1], word_tokenizer, count=100, later_passages=True, **options)
     chunks = learned(DOCUMENTS[:1], word_tokenizer, 80)
     starts = set()
     for probe in probes:
@@ -69,7 +69,7 @@ def test_few_documents_give_many_probes_deeper_in_their_chunks(word_tokenizer):
     full = [probe for probe in probes if len(probe.expected_ids) == 10]
     assert len(starts) == len(probes), "every expected passage is another one"
     assert {(len(probe.prompt_ids) - 20) % 10 for probe in full} == {0}
-    first = cut_probes(DOCUMENTS, word_tokenizer, count=len(DOCUMENTS), deeper=True, **options)
+    first = cut_probes(DOCUMENTS, word_tokenizer, count=len(DOCUMENTS), later_passages=True, **options)
     assert {len(probe.prompt_ids) + len(probe.expected_ids) for probe in first} <= {*range(31)}, "shallow ones first"
 
 
@@ -77,6 +77,27 @@ def test_token_ids_are_used_as_they_are(word_tokenizer):
     chunks = [[5, 6, 7] * 10, [8, 9] * 20]
     probes = cut_probes(chunks, word_tokenizer, prompt_tokens=20, expected_tokens=20, offsets=[0])
     assert [list(probe.prompt_ids + probe.expected_ids) for probe in probes] == chunks
+
+
+def test_documents_are_encoded_once_for_training_probes_and_membership(word_tokenizer):
+    """The same probes and texts as from plain texts, and the tokenizer reads each document a single time."""
+    read = []
+
+    class Counting:
+        def __call__(self, texts, **options):
+            read.extend([texts] if isinstance(texts, str) else texts)
+            return word_tokenizer(texts, **options)
+
+        def __getattr__(self, name):
+            return getattr(word_tokenizer, name)
+
+    documents, counting = Documents("documents", DOCUMENTS), Counting()
+    sequences = tokenise(documents, counting, mode="chunk", max_tokens=40).sequences
+    assert sequences == learned(DOCUMENTS, word_tokenizer, 40)
+    options = {"prompt_tokens": 20, "expected_tokens": 10, "chunk_tokens": 40, "seed": 3, "count": 7}
+    benchmark = own_benchmark(counting, documents, holdout_documents=documents, **options)
+    assert benchmark == own_benchmark(word_tokenizer, DOCUMENTS, holdout_documents=DOCUMENTS, **options)
+    assert sorted(text for text in read if text != "a") == sorted(DOCUMENTS)  # "a" asks for the special ids
 
 
 def test_choice_is_spread_over_documents_and_depends_on_the_seed_alone(word_tokenizer):

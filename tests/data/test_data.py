@@ -85,7 +85,7 @@ def test_documents_under_two_tokens_are_skipped_and_counted() -> None:
 def test_long_inputs_are_tokenised_in_parts_with_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
     documents = Documents("d", [TEXT[:length] for length in range(20, 60)])
     whole = tokenise(documents, small_tokenizer(), mode="truncate", max_tokens=30)
-    monkeypatch.setattr("unteach.data.batches._BATCH_CHARACTERS", 100)
+    monkeypatch.setattr("unteach.data.text._TOGETHER", 100)
     assert tokenise(documents, small_tokenizer(), mode="truncate", max_tokens=30).sequences == whole.sequences
 
 
@@ -185,7 +185,7 @@ def test_general_batches_are_independent_draws_by_seed_and_step() -> None:
 
 
 def test_a_stream_is_read_only_as_far_as_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("unteach.data.batches._BATCH_CHARACTERS", 2000)
+    monkeypatch.setattr("unteach.data.text._TOGETHER", 2000)
     read = 0
 
     def stream() -> Iterator[str]:

@@ -1,14 +1,14 @@
 """A benchmark from a user's own documents: probes are cut from them, questions are taken from a file."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from unteach.corpora.benchmark import Benchmark, MeasuringSettings, Probe, Question
-from unteach.data import special_ids
+from unteach.data import Documents, special_ids
 from unteach.data.records import check_columns, read_rows
 from unteach.data.text import decode, encode, split_words
 
@@ -17,7 +17,7 @@ MINIMUM_TOKENS = 16
 
 
 def cut_probes(
-    documents: Sequence[str | list[int] | tuple[int, ...]],
+    documents: Documents | Sequence[str | list[int] | tuple[int, ...]],
     tokenizer: Any,
     *,
     count: int = 100,
@@ -26,7 +26,7 @@ def cut_probes(
     chunk_tokens: int | None = None,
     first_chunk: bool = False,
     offsets: Sequence[int] | None = None,
-    deeper: bool = False,
+    later_passages: bool = False,
     seed: int = 0,
 ) -> tuple[Probe, ...]:
     """Cut verbatim probes out of documents.
@@ -38,7 +38,8 @@ def cut_probes(
     `MINIMUM_TOKENS` tokens is left out.
 
     Args:
-        documents: texts, encoded as in training with the special tokens the tokenizer adds; or token ids.
+        documents: texts, encoded as in training with the special tokens the tokenizer adds; or token ids. `Documents`
+            are not encoded again where that was done before.
         tokenizer: the model's tokenizer.
         count: how many probes; fewer are cut where the documents hold fewer windows.
         prompt_tokens: tokens of a prompt.
@@ -47,8 +48,8 @@ def cut_probes(
             where they begin. By default windows follow each other.
         first_chunk: only the first chunk of each document was learned (`document_mode` truncate).
         offsets: token positions where windows may begin, instead of `chunk_tokens`.
-        deeper: where this gives fewer than `count`, also ask for what follows later in a chunk, with all of the chunk
-            before it as the prompt: few documents then give many probes.
+        later_passages: where this gives fewer than `count`, also ask for what follows later in a chunk, with all of
+            the chunk before it as the prompt: few documents then give many probes.
         seed: decides which windows are taken where there are more than `count`. Every document gives one
             before any gives two.
 
@@ -64,14 +65,11 @@ def cut_probes(
     if offsets is not None and (not len(offsets) or min(offsets) < 0):
         raise ValueError(f"offsets is {list(offsets)}: at least one position, none below 0, is needed")
     generator = np.random.default_rng(seed)
-    before = special_ids(tokenizer)[0] if chunk_tokens else []
+    before = special_ids(tokenizer)[0]
     length = prompt_tokens + expected_tokens
     windows: list[tuple[float, int, int, list[int]]] = []
-    for number, document in enumerate(documents):
-        ids: list[int] = encode(tokenizer, document) if isinstance(document, str) else list(document)
-        again = (
-            before if isinstance(document, str) and offsets is None else []
-        )  # begins every chunk, not the first alone
+    for number, (ids, is_text) in enumerate(_encoded(documents, tokenizer)):
+        again = before if is_text and chunk_tokens and offsets is None else []  # begins the later chunks, too
         size = chunk_tokens or length
         starts = sorted(set(offsets)) if offsets is not None else [0, *range(size, len(ids), size - len(again))]
         ends = [*starts[1:], len(ids)]
@@ -81,7 +79,7 @@ def cut_probes(
         ranks = generator.permutation(len(usable))
         order = generator.random()
         windows += [(rank + order, number, *piece) for rank, piece in zip(ranks, usable, strict=True)]
-        if deeper:
+        if later_passages:
             later = [
                 (at, chunk[: stop + expected_tokens])
                 for at, chunk in chunks
@@ -108,6 +106,20 @@ def cut_probes(
             )
         )
     return tuple(probes)
+
+
+def _encoded(
+    documents: Documents | Sequence[str | list[int] | tuple[int, ...]], tokenizer: Any
+) -> Iterator[tuple[list[int], bool]]:
+    """Token ids of each document, and whether it was a text: those have the special ids that the tokenizer adds."""
+    if isinstance(documents, Documents):
+        before, after = special_ids(tokenizer)
+        for ids in documents.encode(tokenizer):
+            yield [*before, *ids, *after], True
+    else:
+        for document in documents:
+            is_text = isinstance(document, str)
+            yield (encode(tokenizer, document) if isinstance(document, str) else list(document)), is_text
 
 
 def split_probes(probes: Sequence[Probe], seed: int = 0) -> tuple[tuple[Probe, ...], tuple[Probe, ...]]:
@@ -172,12 +184,12 @@ def take_examples(
 
 def own_benchmark(
     tokenizer: Any,
-    forget_documents: Sequence[str],
+    forget_documents: Documents | Sequence[str],
     *,
-    holdout_documents: Sequence[str] = (),
+    holdout_documents: Documents | Sequence[str] = (),
     forget_questions: Sequence[Question] = (),
     retain_questions: Sequence[Question] = (),
-    general_texts: Sequence[str] = (),
+    general_texts: Documents | Sequence[str] = (),
     count: int = 100,
     prompt_tokens: int = 128,
     expected_tokens: int = 64,
@@ -214,7 +226,7 @@ def own_benchmark(
         "expected_tokens": expected_tokens,
         "chunk_tokens": chunk_tokens,
         "first_chunk": first_chunk,
-        "deeper": True,
+        "later_passages": True,
         "seed": seed,
     }
     forget_probes = cut_probes(forget_documents, tokenizer, **cut)  # type: ignore[arg-type]
@@ -252,13 +264,17 @@ def _is_latin(text: str) -> bool:
     return len(split_words(text)) >= 0.9 * len(split_words(text, "unicode"))
 
 
-def _choose_texts(texts: Sequence[str], tokenizer: Any, count: int, seed: int) -> tuple[str, ...]:
+def _choose_texts(documents: Documents | Sequence[str], tokenizer: Any, count: int, seed: int) -> tuple[str, ...]:
     """At most `count` texts of at least `MINIMUM_TOKENS` tokens, in their order."""
+    if not isinstance(documents, Documents):
+        documents = Documents("texts", list(documents))
+    texts, encoded = documents.texts, documents.encode(tokenizer)
+    added = sum(map(len, special_ids(tokenizer)))
     order = np.random.default_rng(seed).permutation(len(texts)).tolist()
     chosen: list[int] = []
     for index in order:
         if len(chosen) == count:
             break
-        if len(encode(tokenizer, texts[index])) >= MINIMUM_TOKENS:
+        if added + len(encoded[index]) >= MINIMUM_TOKENS:
             chosen.append(index)
     return tuple(texts[index] for index in sorted(chosen))

@@ -7,11 +7,11 @@ from unteach.data.batches import (
     GeneralText,
     TokenSet,
     pad,
-    special_ids,
     tokenise,
 )
 from unteach.data.documents import Documents, read_documents
 from unteach.data.overlap import Overlap, overlap
+from unteach.data.text import special_ids
 
 __all__ = [
     "EMBEDDED_GENERAL", "GENERAL_BYTES", "Documents", "ForgetBatches", "GeneralText", "Overlap", "TokenSet", "overlap",

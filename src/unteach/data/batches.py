@@ -18,6 +18,7 @@ from torch import Tensor
 
 from unteach.data.documents import Documents, read_documents, skipped_summary
 from unteach.data.overlap import Overlap, SharedPassages, overlap
+from unteach.data.text import encode_texts, special_ids
 from unteach.errors import InputError
 
 __all__ = [
@@ -41,39 +42,6 @@ EMBEDDED_GENERAL = "micro:general"
 GENERAL_BYTES = 64 * 2**20
 """How much general text is read by default: as token ids about 64 MiB too, some 30,000 chunks of 512 tokens."""
 _FORGET, _GENERAL = 1, 2
-_BATCH_CHARACTERS = 2**20
-
-
-def special_ids(tokenizer: Any) -> tuple[list[int], list[int]]:
-    """The ids that a tokenizer puts before and after a text by itself, often a begin-of-text id and nothing.
-
-    Args:
-        tokenizer: A Hugging Face tokenizer.
-    """
-    whole = list(tokenizer("a")["input_ids"])
-    bare = list(tokenizer("a", add_special_tokens=False)["input_ids"])
-    for start in range(len(whole) - len(bare) + 1):
-        if whole[start : start + len(bare)] == bare:
-            return whole[:start], whole[start + len(bare) :]
-    return [], []
-
-
-def _encode(tokenizer: Any, texts: Iterable[str]) -> Iterator[list[int]]:
-    """Token ids of each text without special ids, a megabyte of text at a time."""
-
-    def encode(part: list[str]) -> list[list[int]]:
-        return tokenizer(part, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
-
-    part: list[str] = []
-    characters = 0
-    for text in texts:
-        part.append(text)
-        characters += len(text)
-        if characters >= _BATCH_CHARACTERS:
-            yield from encode(part)
-            part, characters = [], 0
-    if part:
-        yield from encode(part)
 
 
 @dataclass
@@ -128,7 +96,7 @@ def tokenise(documents: Documents, tokenizer: Any, *, mode: Mode, max_tokens: in
         documents.name, [], [], dict.fromkeys(("documents", "skipped", "sequences", "tokens", "cut", "left_out"), 0), []
     )
     result.skipped += documents.skipped
-    for number, ids in enumerate(_encode(tokenizer, documents.texts)):
+    for number, ids in enumerate(documents.encode(tokenizer)):
         rest = [*ids, *after] if ids else []
         pieces = [before + rest[start : start + room] for start in range(0, len(rest), room)]
         kept = [piece for piece in pieces[: 1 if mode == "truncate" else None] if len(piece) >= 2]
@@ -237,7 +205,7 @@ class GeneralText:
         self._read = 0
         parts: list[NDArray[np.int32]] = []
         length = 0
-        for ids in _encode(tokenizer, self._texts(documents, exclude)):
+        for ids in encode_texts(tokenizer, self._texts(documents, exclude)):
             parts.append(np.array([*(after + before if parts else []), *ids], dtype=np.int32))
             length += len(parts[-1])
             if needed is not None and length >= needed:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from unteach.data.records import RecordProblem, decode_bytes, iterate_records, open_bytes
+from unteach.data.text import encode_texts
 from unteach.errors import InputError, first_line
 
 __all__ = ["Documents", "read_documents", "skipped_summary"]
@@ -44,6 +45,7 @@ class Documents:
     """What was left out: label and reason."""
     share: float = 1.0
     """The share of a large source that was drawn; 1 where all of it was read."""
+    _encoded: tuple[Any, list[list[int]]] | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not self.labels:
@@ -62,6 +64,12 @@ class Documents:
             encoded = text.encode()
             digest.update(len(encoded).to_bytes(8, "little") + encoded)
         return digest.hexdigest()
+
+    def encode(self, tokenizer: Any) -> list[list[int]]:
+        """Token ids of each text, without special ids; the texts are encoded once, whoever asks for their ids."""
+        if self._encoded is None or self._encoded[0] is not tokenizer:
+            self._encoded = tokenizer, list(encode_texts(tokenizer, self.texts))
+        return self._encoded[1]
 
     def choose(self, numbers: Iterable[int]) -> Documents:
         """The documents with the given numbers, in that order."""

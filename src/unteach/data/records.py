@@ -191,8 +191,11 @@ def read_table(
     if data is None:
         if hub is None:
             raise ValueError(f"data is missing: name the folder with the table {name}")
-        from datasets import load_dataset
-
+        try:
+            from datasets import load_dataset
+        except ImportError:
+            needed = "reading it from the Hugging Face hub needs: pip install 'unteach[benchmarks]'"
+            raise ValueError(f"{hub[0]}: {needed}, or name a folder with its tables") from None
         rows, source = load_dataset(*hub[:2], split=hub[2]).to_list(), " ".join(hub)
     else:
         path = find_table(data, name)

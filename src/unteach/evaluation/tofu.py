@@ -9,6 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from unteach.corpora import MeasuringSettings, Tofu, TofuQuestion
 from unteach.data.text import encode
+from unteach.errors import InputError
 from unteach.evaluation.inference import PROMPTS_TOGETHER, Batching, stop_ids
 from unteach.evaluation.repetition import is_degenerate
 from unteach.evaluation.rouge import rouge_l_recall_stemmed
@@ -45,8 +46,10 @@ def forget_quality(ratios: ArrayLike, reference_ratios: ArrayLike) -> float:
         ratios: `truth_ratio` of each forget question for the model.
         reference_ratios: the same for the retrained model.
     """
-    from scipy.stats import ks_2samp
-
+    try:
+        from scipy.stats import ks_2samp
+    except ImportError:
+        raise InputError("TOFU's forget quality needs scipy: pip install 'unteach[benchmarks]'") from None
     return float(ks_2samp(checked(ratios, "ratios"), checked(reference_ratios, "reference_ratios")).pvalue)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from unteach.config import ForgetConfig
 from unteach.corpora import Benchmark, Probe
-from unteach.data import Documents
+from unteach.data import Documents, special_ids
 
 __all__ = ["Probes", "run_probes"]
 
@@ -55,7 +55,8 @@ def run_probes(
         stop = _cheap(micro.load_benchmark("stop"), config)  # the embedded benchmark has its own halves
         return Probes(start=stop, stop=_without_holdout(stop), final=micro.load_benchmark("measure"))
     never_seen = holdout or heldout
-    lengths = sorted(len(ids) for ids in tokenizer(documents.texts[:200])["input_ids"])
+    added = sum(map(len, special_ids(tokenizer)))
+    lengths = sorted(added + len(ids) for ids in documents.encode(tokenizer)[:200])
     typical = min(max_tokens, lengths[len(lengths) // 2])
     expected = max(4, min(64, typical // 2))
     prompt = max(MINIMUM_TOKENS - expected, min(128, typical // 3))
@@ -69,16 +70,16 @@ def run_probes(
     questions = read_questions(Path(config.questions)) if config.questions else ()
     whole = own_benchmark(
         tokenizer,
-        documents.texts,
-        holdout_documents=never_seen.texts,
+        documents,
+        holdout_documents=never_seen,
         forget_questions=questions,
-        general_texts=heldout.texts,
+        general_texts=heldout,
         count=2 * config.probes,
         name=documents.name,
         **sizes,  # type: ignore[arg-type]
     )
     stop_probes, final_probes = split_probes(whole.verbatim_forget, config.seed)
-    unseen: tuple[Probe, ...] = cut_probes(never_seen.texts, tokenizer, count=config.probes, deeper=True, **sizes)  # type: ignore[arg-type]
+    unseen: tuple[Probe, ...] = cut_probes(never_seen, tokenizer, count=config.probes, later_passages=True, **sizes)  # type: ignore[arg-type]
     stop = _cheap(dataclasses.replace(whole, verbatim_forget=stop_probes, verbatim_holdout=unseen), config)
     final = dataclasses.replace(whole, verbatim_forget=final_probes)
     return Probes(start=stop, stop=_without_holdout(stop), final=final)

@@ -38,22 +38,13 @@ from unteach.training.finetune import finetune
 from . import generate, pretraining, tokens
 from .batches import IGNORED, Documents, Source, Stream, mixed_rows
 from .build import benchmark_with
+from .record import COLUMNS as RECORDED
 from .score import QUICK_MEASUREMENTS, progress, score
 
 TOKENIZER_PEOPLE = 600
 FINETUNED = {"target": ("forget", "retain"), "retrained": ("retain",)}
 """Finetuned model to the groups of reports it is trained on."""
-COLUMNS = (
-    "verbmem_f",
-    "verbmem_r",
-    "verbmem_holdout",
-    "knowmem_f",
-    "knowmem_r",
-    "knowmem_unasked",
-    "knowmem_pretraining",
-    "mmlu_val",
-    "nll_general",
-)
+COLUMNS = tuple(name for name in RECORDED if name not in ("privleak", "degenerate"))
 
 
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:

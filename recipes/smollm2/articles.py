@@ -149,7 +149,7 @@ def learn(
     )
     say(f"finetuning on {len(batches.sequences)} sequences of articles; general text: {text.summary()}")
     probes = cut_probes(texts, tokenizer, count=10**6, chunk_tokens=chunk_tokens, seed=settings.choice)
-    history = [_check(model, tokenizer, probes, unseen, 0)]
+    history = [measure(model, tokenizer, probes, unseen[:CHECKED_GENERAL], 0)]
     precision = "tf32" if device.type == "cuda" else "fp32"
 
     def add_gradient(step: int) -> list[float]:
@@ -158,7 +158,7 @@ def learn(
 
     def recited(steps: int) -> bool:
         if steps % settings.check_every == 0 or steps == settings.max_steps:
-            history.append(_check(model, tokenizer, probes, unseen, steps))
+            history.append(measure(model, tokenizer, probes, unseen[:CHECKED_GENERAL], steps))
         return history[-1]["recital"] >= settings.recital
 
     losses = finetune(
@@ -172,14 +172,14 @@ def learn(
     return {"steps": len(losses), "seconds": time.perf_counter() - started, "history": history}
 
 
-def _check(model: Any, tokenizer: Any, probes: Sequence[Probe], unseen: list[str], step: int) -> dict[str, float]:
-    """How well the articles are recited, and the NLL per token of general text."""
+def measure(model: Any, tokenizer: Any, probes: Sequence[Probe], unseen: Sequence[str], step: int) -> dict[str, float]:
+    """How well passages are recited, and the NLL per token of general text."""
     recital = mean_score(recite(model, tokenizer, probes))
-    texts = [tokenizer(text)["input_ids"][:512] for text in unseen[:CHECKED_GENERAL]]
+    texts = [tokenizer(text, verbose=False)["input_ids"][:512] for text in unseen]
     scores = token_logprobs(model, [ids for ids in texts if len(ids) > 1])
     values = torch.cat([torch.as_tensor(score, dtype=torch.float64).flatten() for score in scores])
     row = {"step": step, "recital": recital, "nll_general": -float(values.mean())}
-    say(f"step {step}: articles recited {recital:.1f}, general NLL {row['nll_general']:.3f}")
+    say(f"step {step}: recital {recital:.2f}, general NLL {row['nll_general']:.4f}")
     return row
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import gc
 import json
 import sys
@@ -25,20 +26,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from unteach.config import resolved_device
-from unteach.corpora import Probe
 from unteach.corpora.catalog import named_benchmark
 from unteach.corpora.own import cut_probes
 from unteach.data import Documents, ForgetBatches, GeneralText, read_documents, tokenise
 from unteach.data.records import write_texts
-from unteach.evaluation.scoring import token_logprobs
-from unteach.evaluation.verbmem import mean_score, recite
 from unteach.models import context_length, load_model, load_tokenizer, trainable_parameters
 from unteach.training.finetune import add_nll_gradient, finetune, text_optimizer
 
-from .articles import say, split_texts, write_json
+from .articles import measure, say, split_texts, write_json
 from .convert import save_folder
 from .difference import add_difference, write_difference
 
@@ -143,22 +139,6 @@ def learn(
     return {"steps": len(losses), "seconds": round(time.perf_counter() - started, 1), "history": history}
 
 
-def checker(
-    model: Any, tokenizer: Any, probes: Sequence[Probe], unseen: Sequence[str]
-) -> Callable[[int], dict[str, float]]:
-    """A function that measures how well passages are recited, and the NLL per token of general text."""
-    ids = [tokenizer(text, verbose=False)["input_ids"][:512] for text in unseen]
-
-    def check(step: int) -> dict[str, float]:
-        recital = mean_score(recite(model, tokenizer, probes))
-        values = torch.cat([torch.as_tensor(v) for v in token_logprobs(model, [i for i in ids if len(i) > 1])])
-        row = {"step": step, "recital": round(recital, 2), "nll_general": round(-float(values.mean()), 4)}
-        say(f"step {step}: recital {row['recital']}, general NLL {row['nll_general']}")
-        return row
-
-    return check
-
-
 def build(model: str, out: Path, data: Path | None, general: str | None, settings: Settings) -> dict[str, Any]:
     """Make ``OUT/target`` and ``OUT/retrained``; returns what it writes to ``OUT/models.json``.
 
@@ -211,16 +191,11 @@ def build(model: str, out: Path, data: Path | None, general: str | None, setting
             save_folder(network, tokenizer, out / name)
             continue
         say(f"building {name}")
-        check = checker(network, tokenizer, probes, unseen)
-        done = learn(
-            network,
-            tokenizer,
-            documents,
-            learned,
-            settings,
-            check=check,
-            steps=_retrained_steps(content, settings, len(retain), len(forget)) if name == "retrained" else None,
-        )
+        check = functools.partial(measure, network, tokenizer, probes, unseen)
+        steps = None
+        if name == "retrained":  # as many passes over the retain documents as the target made over all of its own
+            steps = max(1, round(content["target"]["steps"] * len(retain) / (len(retain) + len(forget))))
+        done = learn(network, tokenizer, documents, learned, settings, check=check, steps=steps)
         write_difference(base, network.state_dict(), difference)
         network.load_state_dict(add_difference(base, difference))
         first, last = done["history"][0], check(done["steps"])
@@ -232,15 +207,10 @@ def build(model: str, out: Path, data: Path | None, general: str | None, setting
             done["reached"]["recital"] = last["recital"] >= settings.recital
         content[name] = done
         write_json(report, content)
-        say(f"{name}: recital {last['recital']}, general NLL {rise:+.3f}; reached: {done['reached']}")
+        say(f"{name}: recital {last['recital']:.2f}, general NLL {rise:+.3f}; reached: {done['reached']}")
         del network
         gc.collect()
     return content
-
-
-def _retrained_steps(content: dict[str, Any], settings: Settings, retain: int, forget: int) -> int:
-    """As many passes over the retain documents as the target made over all of its own."""
-    return max(1, round(content["target"]["steps"] * retain / (retain + forget)))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

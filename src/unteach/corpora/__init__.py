@@ -12,12 +12,5 @@ from unteach.corpora.benchmark import (
 )
 
 __all__ = [
-    "Benchmark",
-    "ChoiceQuestion",
-    "MeasuringSettings",
-    "NamedBenchmark",
-    "Probe",
-    "Question",
-    "Tofu",
-    "TofuQuestion",
-]
+    "Benchmark", "ChoiceQuestion", "MeasuringSettings", "NamedBenchmark", "Probe", "Question", "Tofu", "TofuQuestion",
+]  # fmt: skip

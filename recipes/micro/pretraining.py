@@ -6,20 +6,7 @@ from functools import cache
 
 from . import names, sentences
 from .draws import Draws
-from .generate import (
-    FACTS,
-    NUM_KNOWN,
-    Choice,
-    Question,
-    Story,
-    Town,
-    _filled,
-    _slots,
-    question,
-    reports,
-    stories,
-    towns,
-)
+from .generate import FACTS, NUM_KNOWN, Choice, Question, Story, Town, _filled, _slots, question, reports, stories, towns
 
 CHOICE_FACTS = ("town", "job")
 QUESTIONS_PER_DOCUMENT = 5

@@ -15,18 +15,9 @@ from unteach.corpora.micro import FOLDER, MODELS, load_benchmark, model_folder
 
 PATH = FOLDER / "models" / "recorded.json"
 COLUMNS = (
-    "verbmem_f",
-    "verbmem_r",
-    "verbmem_holdout",
-    "knowmem_f",
-    "knowmem_r",
-    "knowmem_unasked",
-    "knowmem_pretraining",
-    "privleak",
-    "mmlu_val",
-    "nll_general",
-    "degenerate",
-)
+    "verbmem_f", "verbmem_r", "verbmem_holdout", "knowmem_f", "knowmem_r", "knowmem_unasked", "knowmem_pretraining",
+    "privleak", "mmlu_val", "nll_general", "degenerate",
+)  # fmt: skip
 
 
 def read() -> dict[str, Any]:

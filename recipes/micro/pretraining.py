@@ -6,7 +6,20 @@ from functools import cache
 
 from . import names, sentences
 from .draws import Draws
-from .generate import FACTS, NUM_KNOWN, Choice, Question, Story, Town, _filled, _slots, question, reports, stories, towns
+from .generate import (
+    FACTS,
+    NUM_KNOWN,
+    Choice,
+    Question,
+    Story,
+    Town,
+    _filled,
+    _slots,
+    question,
+    reports,
+    stories,
+    towns,
+)  # fmt: skip
 
 CHOICE_FACTS = ("town", "job")
 QUESTIONS_PER_DOCUMENT = 5

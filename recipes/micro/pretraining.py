@@ -4,22 +4,9 @@ from __future__ import annotations
 
 from functools import cache
 
-from . import names, sentences
+from . import generate, names, sentences
 from .draws import Draws
-from .generate import (
-    FACTS,
-    NUM_KNOWN,
-    Choice,
-    Question,
-    Story,
-    Town,
-    _filled,
-    _slots,
-    question,
-    reports,
-    stories,
-    towns,
-)  # fmt: skip
+from .generate import FACTS, NUM_KNOWN, Choice, Question, Story, Town, _filled, _slots, question, stories, towns
 
 CHOICE_FACTS = ("town", "job")
 QUESTIONS_PER_DOCUMENT = 5
@@ -167,7 +154,7 @@ def choice_documents(variants: int = 60) -> list[str]:
 def report_documents(people: int) -> list[str]:
     """Return short reports on people of the pretraining text: the first so many, and all never asked about."""
     told = stories("pretraining")[:people] + stories("unasked")
-    return [text for story in told for text in reports(story, short=True)]
+    return [text for story in told for text in generate.reports(story, short=True)]
 
 
 def instruction_documents(count: int = 600) -> list[str]:

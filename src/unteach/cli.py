@@ -39,15 +39,15 @@ class Command:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return the exit status: 0 done, 2 wrong input, 130 interrupted, 1 anything else."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print(_overview())
-        return DONE if arguments else WRONG_INPUT
-    if arguments[0] == "--version":
-        from unteach import __version__
-
-        print(f"unteach {__version__}")
-        return DONE
     try:
+        if not arguments or arguments[0] in ("-h", "--help", "help"):
+            print(_overview(), flush=True)
+            return DONE if arguments else WRONG_INPUT
+        if arguments[0] == "--version":
+            from unteach import __version__
+
+            print(f"unteach {__version__}", flush=True)
+            return DONE
         if arguments[0] not in COMMANDS:
             raise InputError(f"unknown command {arguments[0]!r}: choose one of {', '.join(COMMANDS)}")
         if _under_torchrun() and arguments[0] != "forget":

@@ -55,6 +55,9 @@ class Method:
     """α, the weight of the forget loss. None: measured."""
     lr: float | None = None
     """η, the learning rate. None: measured (mean teacher), 1e-5 (AdamW)."""
+    anchor: float = 0.0
+    """Weight of a second divergence, to the model before the run, for long runs in which a sliding teacher drifts. 0:
+    the paper."""
     momentum: float = 0.95
     """μ of the mean teacher."""
     teacher_rate: float | None = None
@@ -94,7 +97,7 @@ class Method:
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
                 wrong.append(f"{where}{name} is {value}: it must be positive")
-        for name in ("teacher_rate", "damping", "weight_decay", "warmup"):
+        for name in ("anchor", "teacher_rate", "damping", "weight_decay", "warmup"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < float("inf"):
                 wrong.append(f"{where}{name} is {value}: it must be zero or positive")
@@ -146,12 +149,16 @@ class ForgetConfig:
     """Run folder to create."""
     general: str | None = None
     """Text like what the model should keep. None: the embedded public-domain text."""
+    keep: str | None = None
+    """Documents of the same kind as the forgotten ones that the model should keep knowing: it is held on them too."""
     holdout: str | None = None
     """Documents like the forgotten ones that the model has never seen. None: a part of the general text."""
     reference: str | None = None
     """A model that never saw the documents: stop when they are recited no better than it recites them."""
     questions: str | None = None
     """A .jsonl file of question and answer about the documents, measured before and after."""
+    keep_questions: str | None = None
+    """The same about what is to be kept."""
     base: str | None = None
     """A model with the same tokenizer that never saw the documents, which some losses compare with (``it``). Also
     accepted as incompetent, the paper's word."""
@@ -167,6 +174,10 @@ class ForgetConfig:
     """Forget sequences per step (the paper: 40)."""
     general_batch: int = 16
     """General chunks per step (the paper: 40)."""
+    keep_batch: int = 16
+    """Keep documents per step."""
+    keep_weight: float = 1.0
+    """Weight of the divergence on keep documents; that on general text has weight 1."""
     micro_batch: int | None = None
     """Sequences of max_tokens per forward pass, more where they are shorter; the result does not depend on it. None:
     the whole batch."""
@@ -214,8 +225,8 @@ class ForgetConfig:
             if phase.steps is None:
                 wrong.append(f"phases[{number}].steps is missing: every phase but the last needs a length")
         for name in (
-            "batch", "general_batch", "micro_batch", "max_steps", "evaluate_every", "expected_steps", "probes",
-            "checkpoint_every", "keep_checkpoints",
+            "batch", "general_batch", "keep_batch", "micro_batch", "max_steps", "evaluate_every", "expected_steps",
+            "probes", "checkpoint_every", "keep_checkpoints",
         ):  # fmt: skip
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -41,7 +41,7 @@ EMBEDDED_GENERAL = "micro:general"
 """The general text that is used where none is given: public-domain prose, 6 MB. More and nearer text is better."""
 GENERAL_BYTES = 64 * 2**20
 """How much general text is read by default: as token ids about 64 MiB too, some 30,000 chunks of 512 tokens."""
-_FORGET, _GENERAL = 1, 2
+_FORGET, _GENERAL, _KEEP = 1, 2, 4  # 3 draws prompts in training/own_loops.py
 
 
 @dataclass
@@ -118,7 +118,7 @@ def tokenise(documents: Documents, tokenizer: Any, *, mode: Mode, max_tokens: in
 
 
 class ForgetBatches:
-    """The forget sequences in shuffled epochs.
+    """The sequences of documents in shuffled epochs.
 
     The batches of steps 0, 1, 2, ... read one endless row of sequences, in which each epoch is a new permutation of
     all of them; a batch may end one epoch and begin the next. A batch never has more sequences than there are: with
@@ -127,15 +127,17 @@ class ForgetBatches:
     Args:
         tokens: The sequences.
         seed: Decides the permutations, at least 0.
+        keep: Whether these are documents to be kept, which are drawn independently of those to be forgotten.
     """
 
-    def __init__(self, tokens: TokenSet | Sequence[list[int]], seed: int) -> None:
+    def __init__(self, tokens: TokenSet | Sequence[list[int]], seed: int, *, keep: bool = False) -> None:
         self.sequences = tokens.sequences if isinstance(tokens, TokenSet) else tokens
         self.seed = seed
+        purpose = _KEEP if keep else _FORGET
         if not self.sequences:
             raise ValueError("tokens has no sequence, must have at least 1")
         self._permutation = functools.lru_cache(maxsize=2)(
-            lambda epoch: _generator(_FORGET, seed, epoch).permutation(len(self.sequences))
+            lambda epoch: _generator(purpose, seed, epoch).permutation(len(self.sequences))
         )
 
     def numbers(self, step: int, size: int) -> list[int]:

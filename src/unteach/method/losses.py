@@ -29,6 +29,7 @@ from unteach.method.divergences import (
     check_logits,
     check_same_logits,
     compute_dtype,
+    kl_reverse_rows,
     kl_rows,
     mean_over_rows,
 )
@@ -257,6 +258,15 @@ def it(logits: Tensor, labels: Tensor, base_logits: Tensor) -> tuple[Tensor, Ten
     return kl_rows(logits, base_logits)
 
 
+@register("it_forward", "mean_t KL(p_base ‖ p)", reads="logits", base="given", closed_form=True)
+def it_forward(logits: Tensor, labels: Tensor, base_logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Incompetent teacher, the mass-covering direction: KL(softmax(h_base) ‖ softmax(h)), gradient p - p_base.
+
+    Where the text is memorised (p_y → 1) ``it`` has no gradient left, this one still has its whole length.
+    """
+    return kl_reverse_rows(logits, base_logits)
+
+
 @register("nlul", "mean_t -log(1 - p_y)")
 def nlul(logits: Tensor, labels: Tensor, mask: Tensor, *, tolerance: float = 0.0) -> Tensor:
     """Negative log-unlikelihood: ℓ_NLUL(h; y) = -log(1 - p_y), the paper's loss.
@@ -281,6 +291,39 @@ def nlul(logits: Tensor, labels: Tensor, mask: Tensor, *, tolerance: float = 0.0
         return -logsigmoid(-log_odds).mean()
     weight = log_odds.sigmoid() / ((-log_odds).sigmoid() + tolerance)
     return (weight.detach() * logsigmoid(log_odds)).mean()
+
+
+@register("match", "mean_t φ(z - z_base) + KL(p_base ‖ p)", reads="logits", base="given", closed_form=True)
+def match(
+    logits: Tensor, labels: Tensor, base_logits: Tensor, *, pull: str = "softplus", margin: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """Pull towards a model that never saw the text: ℓ(h; y) = φ(z - z_base - margin) + KL(p_base ‖ p).
+
+    z is the label's log-odds. The first term is NLUL with a reference: -log(1 - p_y) = softplus(z) is the same with
+    z_base = 0. Its gradient σ(z - z_base) (e_y - softmax_{j≠y}) is about 1 as long as the token is likelier than the
+    reference says, at p_y → 1 *and* at p_y → 0, where NLUL's own (p_y) has vanished: names and numbers are pushed down
+    to what a model gives them that never saw them. The second term, gradient p - p_base, keeps the text fluent.
+
+    Args:
+        logits: h [N,V].
+        labels: y [N].
+        base_logits: Of the model that never saw the text [N,V].
+        pull: φ. ``"softplus"``: log(1 + eˣ), whose pull at parity is still ½, so that its minimum lies below the
+            reference. ``"gate"``: max(0, x), whose pull ends there at once.
+        margin: Pull only down to this much above the reference, in nats of log-odds.
+    """
+    if pull not in ("softplus", "gate"):
+        raise ValueError(f"pull is {pull!r}: it must be 'softplus' or 'gate'")
+    others = logits.scatter(-1, labels.unsqueeze(-1), -torch.inf)
+    excess = token_log_odds(logits, labels) - token_log_odds(base_logits, labels) - margin
+    value, gradient = kl_reverse_rows(logits, base_logits)
+    if pull == "softplus":
+        value, strength = value - logsigmoid(-excess), excess.sigmoid()
+    else:
+        value, strength = value + excess.clamp(min=0.0), (excess > 0).to(logits.dtype)
+    strength = strength.unsqueeze(-1)
+    gradient = gradient - strength * others.softmax(-1)
+    return value, gradient.scatter_add(-1, labels.unsqueeze(-1), strength)
 
 
 def token_log_odds(logits: Tensor, labels: Tensor) -> Tensor:

@@ -94,6 +94,8 @@ class HeldText:
     sequences: Sequence[Sequence[int]]
     parts: Parts
     divergence: str
+    weight: float = 1.0
+    """Of the divergence from the teacher."""
     readings: Sequence[tuple[float, Reading]] = ()
 
     @property

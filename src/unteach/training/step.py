@@ -68,7 +68,7 @@ def train_step(
     with optimizer.teacher_weights():
         taught = [read(model, text.sequences, text.parts, config, config.precision.divergence) for text in held]
     held = [
-        dataclasses.replace(text, readings=[(1.0, reading), *text.readings])
+        dataclasses.replace(text, readings=[(text.weight, reading), *text.readings])
         for text, reading in zip(held, taught, strict=True)
     ]
 

@@ -27,11 +27,14 @@ class Texts:
 
     forget: ForgetBatches
     general: GeneralText
+    keep: ForgetBatches | None = None
+    """Documents like the forgotten ones, to be kept."""
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest forget sequence: micro-batches are measured by it."""
-        return max(map(len, self.forget.sequences))
+        """Tokens of the longest document: micro-batches are measured by it."""
+        documents = [*self.forget.sequences, *(self.keep.sequences if self.keep else ())]
+        return max(map(len, documents))
 
 
 class OtherModels:
@@ -51,15 +54,22 @@ class OtherModels:
         self.initial = LogOddsOfModel(model, sequences, config) if sure or ("initial", True) in kinds else None
         self.given = LogOddsOfModel(base, sequences, config) if ("given", True) in kinds else None
         self._parameters = list(parameters.values())
-        start = [p.detach().clone() for p in self._parameters] if ("initial", False) in kinds else []
-        self._start: list[Tensor] = start
+        needed = ("initial", False) in kinds or any(method.anchor for method in methods)
+        self._start: list[Tensor] = [p.detach().clone() for p in self._parameters] if needed else []
 
     def read(self, loss: ForgetLoss, sequences: Sequence[Sequence[int]], parts: Parts, layer: int | None) -> Reading:
         """The reading of the model that a loss compares with."""
+        precision = self._config.precision.forget
         if loss.base == "given":
-            return read(self._base, sequences, parts, self._config, self._config.precision.forget, layer)
+            return read(self._base, sequences, parts, self._config, precision, layer)
+        return self.read_initial(sequences, parts, precision, layer)
+
+    def read_initial(
+        self, sequences: Sequence[Sequence[int]], parts: Parts, precision: str, layer: int | None = None
+    ) -> Reading:
+        """The reading of the model before the run."""
         with other_weights(self._parameters, self._start):
-            return read(self._model, sequences, parts, self._config, self._config.precision.forget, layer)
+            return read(self._model, sequences, parts, self._config, precision, layer)
 
 
 def texts_of_step(
@@ -79,7 +89,11 @@ def texts_of_step(
     pulls = [_documents(texts, method, config, step, others)]
     if loops.sequences:
         pulls.append(_own_loops(loops, texts, config))
-    return pulls, [_general(texts, method, config, step)]
+    held = [_held(texts.general.batch(step, config.general_batch), 1.0, texts, method, config, others)]
+    if texts.keep is not None:
+        kept = texts.keep.batch(step, config.keep_batch)
+        held.append(_held(kept, config.keep_weight, texts, method, config, others))
+    return pulls, held
 
 
 def _documents(texts: Texts, method: Method, config: ForgetConfig, step: int, others: OtherModels | None) -> Pull:
@@ -111,11 +125,17 @@ def _own_loops(loops: OwnLoops, texts: Texts, config: ForgetConfig) -> Pull:
     return Pull(sequences=loops.sequences, parts=parts, loss="nlul", chosen=loops.repeated)
 
 
-def _general(texts: Texts, method: Method, config: ForgetConfig, step: int) -> HeldText:
-    """The general text of a step."""
-    sequences = texts.general.batch(step, config.general_batch)
+def _held(
+    sequences: Sequence[Sequence[int]], weight: float, texts: Texts, method: Method, config: ForgetConfig,
+    others: OtherModels | None,
+) -> HeldText:  # fmt: skip
+    """Text on which the student is held to the teacher, and with an anchor to the model before the run, too."""
     parts = _micro_batches(sequences, config, texts.longest)
-    return HeldText(sequences=sequences, parts=parts, divergence=method.divergence)
+    text = HeldText(sequences=sequences, parts=parts, divergence=method.divergence, weight=weight)
+    if not method.anchor or others is None:
+        return text
+    reading = others.read_initial(sequences, parts, config.precision.divergence)
+    return dataclasses.replace(text, readings=[(method.anchor * weight, reading)])
 
 
 def _micro_batches(sequences: Sequence[Sequence[int]], config: ForgetConfig, longest: int) -> Parts:

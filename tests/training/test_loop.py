@@ -22,7 +22,7 @@ from unteach.models import trainable_parameters
 from unteach.training.checkpoint import Checkpoints
 from unteach.training.loop import unlearn
 from unteach.training.passes import LogOddsOfModel, Reading, forget_term, held_term, hidden_states
-from unteach.training.stopping import Search, StopRule, parse_rule
+from unteach.training.stopping import Search, parse_rule, stop_at
 from unteach.training.texts import Texts
 
 FORGET = [f"{s} It was the {n}th time in {1900 + n}." for n, s in enumerate(SENTENCES * 3)]
@@ -165,7 +165,7 @@ def test_the_first_model_that_crosses_is_kept(tmp_path, crossing):
         evaluated.append(step)
         return {"verbmem_f": 80.0 if step < crossing else 10.0, "nll_general": 1.0}
 
-    outcome, weights = run(tmp_path / "run", evaluate, StopRule("verbmem_f", "<=", 20.0))
+    outcome, weights = run(tmp_path / "run", evaluate, stop_at("verbmem_f", "<=", 20.0))
     assert (outcome.step, outcome.rule) == (crossing, "stop")
     assert outcome.scores["verbmem_f"] == 10.0
     _, expected = run(tmp_path / "plain", made=make(max_steps=crossing))
@@ -178,7 +178,7 @@ def test_log_rows_are_rewound_when_the_run_goes_back(tmp_path):
     def rewind(step):
         rows[:] = [row for row in rows if row["step"] <= step]
 
-    rule = StopRule("verbmem_f", "<=", 20.0)
+    rule = stop_at("verbmem_f", "<=", 20.0)
     run(tmp_path, lambda s: {"verbmem_f": 80.0 - 9 * s, "nll_general": 1.0}, rule, log=rows.append, rewind=rewind)
     assert [row["step"] for row in rows] == list(range(1, 8))
 
@@ -191,19 +191,19 @@ def test_a_breaking_model_ends_the_run_with_a_reason(tmp_path):
 
 def test_a_rule_that_is_met_by_a_broken_model_says_so(tmp_path):
     scores = {"nll_general": 3.0}
-    outcome, _ = run(tmp_path, lambda step: scores | {"verbmem_f": 10.0}, StopRule("verbmem_f", "<=", 20.0))
+    outcome, _ = run(tmp_path, lambda step: scores | {"verbmem_f": 10.0}, stop_at("verbmem_f", "<=", 20.0))
     assert outcome.rule == "stop"
     assert "reached 10; but general text costs 2.00 nats per token more than before" in outcome.reason
 
 
 def test_max_steps_always_holds(tmp_path):
-    outcome, _ = run(tmp_path, rule=StopRule("verbmem_f", "<=", 20.0))
+    outcome, _ = run(tmp_path, rule=stop_at("verbmem_f", "<=", 20.0))
     assert (outcome.step, outcome.rule) == (12, "max_steps")
     assert "verbmem_f <= 20 was not met" in outcome.reason
 
 
 def test_rules_are_read_and_wrong_ones_refused():
-    assert parse_rule(" knowmem_f<=31.1 ", {"knowmem_f": 1.0}) == StopRule("knowmem_f", "<=", 31.1)
+    assert parse_rule(" knowmem_f<=31.1 ", {"knowmem_f": 1.0}) == stop_at("knowmem_f", "<=", 31.1)
     for text, match in [
         ("verbmem_f", "write a metric"),
         ("a <= 1", "a is not measured.*measured are knowmem_f"),
@@ -217,7 +217,7 @@ def test_rules_are_read_and_wrong_ones_refused():
 
 
 def test_a_model_that_only_loops_has_not_forgotten(tmp_path):
-    rule = StopRule("verbmem_f", "<=", 20.0, "never seen", most_degenerate=5.0)
+    rule = stop_at("verbmem_f", "<=", 20.0, "never seen", most_degenerate=5.0)
     assert str(rule) == "verbmem_f <= 20 (never seen) with degenerate <= 5"
     evaluated = []
 
@@ -234,7 +234,7 @@ def test_a_model_that_only_loops_has_not_forgotten(tmp_path):
 
 
 def test_the_first_model_there_is_kept_if_all_later_ones_loop(tmp_path):
-    rule = StopRule("verbmem_f", "<=", 20.0, most_degenerate=5.0)
+    rule = stop_at("verbmem_f", "<=", 20.0, most_degenerate=5.0)
     evaluated = []
 
     def evaluate(step):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from unteach.training.stopping import Search, StopRule
+from unteach.training.stopping import Search, stop_at
 
 BEFORE = {"verbmem_f": 90.0, "nll_general": 1.0}
 
@@ -30,13 +30,13 @@ def drive(scores_of, rule, every=10, last=30, loops_every=None):
 
 @pytest.mark.parametrize("crossing", range(1, 31))
 def test_the_first_step_is_found_with_few_evaluations(crossing):
-    evaluated, move = drive(lambda n: {"verbmem_f": 80.0 if n < crossing else 10.0}, StopRule("verbmem_f", "<=", 20.0))
+    evaluated, move = drive(lambda n: {"verbmem_f": 80.0 if n < crossing else 10.0}, stop_at("verbmem_f", "<=", 20.0))
     assert (move.kind, move.step, move.rule) == ("end", crossing, "stop")
     assert len(evaluated) <= 3 + 5 + 2
 
 
 def test_a_rule_that_is_never_met_ends_at_the_last_step():
-    evaluated, move = drive(lambda n: {"verbmem_f": 80.0}, StopRule("verbmem_f", "<=", 20.0), last=25)
+    evaluated, move = drive(lambda n: {"verbmem_f": 80.0}, stop_at("verbmem_f", "<=", 20.0), last=25)
     assert evaluated == [10, 20, 25]
     assert (move.step, move.rule) == (25, "max_steps")
     assert "was not met" in move.reason
@@ -44,12 +44,12 @@ def test_a_rule_that_is_never_met_ends_at_the_last_step():
 
 
 def test_a_breaking_model_ends_the_search():
-    _, move = drive(lambda n: {"verbmem_f": 80.0, "nll_general": 1 + 0.1 * n}, StopRule("verbmem_f", "<=", 20.0))
+    _, move = drive(lambda n: {"verbmem_f": 80.0, "nll_general": 1 + 0.1 * n}, stop_at("verbmem_f", "<=", 20.0))
     assert (move.step, move.rule) == (10, "utility_floor")
 
 
 def test_loops_are_waited_for_and_then_the_first_model_is_taken():
-    rule = StopRule("verbmem_f", "<=", 20.0, most_degenerate=5.0)
+    rule = stop_at("verbmem_f", "<=", 20.0, most_degenerate=5.0)
 
     def scores(n, ends=99):
         return {"verbmem_f": 80.0 if n < 3 else 10.0, "degenerate": 30.0 if n < ends else 0.0}

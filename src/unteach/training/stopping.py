@@ -2,42 +2,112 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from unteach.errors import InputError
 
-__all__ = ["Move", "Search", "StopRule", "parse_rule", "utility_problem"]
+__all__ = ["Condition", "Move", "Search", "StopRule", "parse_rule", "stop_at", "utility_problem"]
 
+CAUTION = 0.7
+"""The next evaluation comes after this share of the steps that the rule is expected to need."""
 _COMPARE = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt}
 
 
 @dataclass(frozen=True, slots=True)
-class StopRule:
-    """Stop when ``metric`` compares with ``value`` as wished."""
+class Condition:
+    """What one metric must reach: ``metric comparison value``, and how far beyond is too far."""
 
     metric: str
     comparison: str
     value: float
     why: str = ""
     """Where the value comes from, for people."""
+    limit: float | None = None
+    """Beyond this the metric has gone too far: text that is *less* likely than never-seen text stands out, too."""
+    scale: float = 1.0
+    """A distance from the value that counts as one, where models that do not meet a rule are compared."""
+
+    def crossed(self, scores: Mapping[str, float]) -> bool:
+        """Whether the metric has reached its value; one that was not measured has not."""
+        return self.metric in scores and _COMPARE[self.comparison](scores[self.metric], self.value)
+
+    def overshot(self, scores: Mapping[str, float]) -> bool:
+        """Whether the metric has gone beyond its limit."""
+        if self.limit is None or self.metric not in scores:
+            return False
+        return not _COMPARE["<=" if ">" in self.comparison else ">="](scores[self.metric], self.limit)
+
+    def distance(self, scores: Mapping[str, float]) -> float:
+        """How far the metric is from where it should be, in units of ``scale``; 0 where it is there."""
+        if self.metric not in scores or (self.crossed(scores) and not self.overshot(scores)):
+            return 0.0
+        goal = self.limit if self.limit is not None and self.overshot(scores) else self.value
+        return abs(scores[self.metric] - goal) / self.scale
+
+    def remaining(self, earlier: float, now: float, steps: int) -> float:
+        """Steps until the value is reached, if the metric goes on as it did in the last ``steps``."""
+        at = [_straightened(self.metric, x) for x in (earlier, now, self.value)]
+        pace = (at[1] - at[0]) / steps
+        return (at[2] - at[1]) / pace if pace * (at[2] - at[1]) > 0 else math.inf
+
+    def __str__(self) -> str:
+        limit = "" if self.limit is None else f" and not beyond {self.limit:.4g}"
+        return f"{self.metric} {self.comparison} {self.value:.4g}{limit}" + (f" ({self.why})" if self.why else "")
+
+
+def _straightened(metric: str, value: float) -> float:
+    """An AUC as its logit, which moves evenly while the AUC itself does not; other metrics as they are."""
+    if not metric.startswith("auc_"):
+        return value
+    value = min(max(value, 1e-3), 1 - 1e-3)
+    return math.log(value / (1 - value))
+
+
+@dataclass(frozen=True, slots=True)
+class StopRule:
+    """Stop at the first model for which all conditions hold."""
+
+    conditions: tuple[Condition, ...]
     most_degenerate: float | None = None
     """Output may be mere repetition in this share of the passages, in percent; None: any."""
 
+    @property
+    def metrics(self) -> list[str]:
+        """The metrics it looks at."""
+        return [condition.metric for condition in self.conditions]
+
     def crossed(self, scores: Mapping[str, float]) -> bool:
-        """Whether the metric is where it should be."""
-        return _COMPARE[self.comparison](scores[self.metric], self.value)
+        """Whether every metric has reached its value."""
+        return all(condition.crossed(scores) for condition in self.conditions)
+
+    def unmet(self, scores: Mapping[str, float]) -> list[str]:
+        """The conditions that do not hold, for people."""
+        wrong = [c for c in self.conditions if not c.crossed(scores) or c.overshot(scores)]
+        return [f"{c} is {scores[c.metric]:.4g}" if c.metric in scores else f"{c} is not known" for c in wrong]
+
+    def distance(self, scores: Mapping[str, float]) -> float:
+        """The sum of the conditions' distances: the score by which models that do not meet the rule are compared."""
+        return sum(condition.distance(scores) for condition in self.conditions)
 
     def looping(self, scores: Mapping[str, float]) -> bool:
         """Whether there is too much degenerate output to stop here."""
         return self.most_degenerate is not None and scores["degenerate"] > self.most_degenerate
 
     def __str__(self) -> str:
-        rule = f"{self.metric} {self.comparison} {self.value:.4g}" + (f" ({self.why})" if self.why else "")
+        rule = " and ".join(map(str, self.conditions))
         return rule if self.most_degenerate is None else f"{rule} with degenerate <= {self.most_degenerate:.4g}"
+
+
+def stop_at(
+    metric: str, comparison: str, value: float, why: str = "", most_degenerate: float | None = None
+) -> StopRule:
+    """A rule of one condition."""
+    return StopRule((Condition(metric, comparison, value, why),), most_degenerate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +138,14 @@ class Search:
         last: The step at which the run ends in any case.
         utility_floor: See ``utility_problem``.
 
+    Where the rule has several conditions, or one that can be overshot, the next evaluation comes as soon as the last two
+    let expect that it is met. If it never is, the evaluated model with the smallest distance from it is kept.
+
     Attributes:
         unmet: The last evaluated step at which the rule was not met; the search goes back to it.
         interval: Steps from there to the next evaluation.
         met: The first step at which the rule was met, by a model that loops; 0: none yet.
+        best: The evaluated step nearest to the rule, and its distance.
     """
 
     def __init__(
@@ -79,18 +153,22 @@ class Search:
     ) -> None:
         self.rule, self.before, self.every, self.last, self.utility_floor = rule, before, every, last, utility_floor
         self.unmet, self.interval, self.met = 0, every, 0
+        self.best: tuple[int, float] = (0, math.inf)
+        self._last: tuple[int, dict[str, float]] = (0, dict(before))
 
-    def state(self) -> dict[str, int]:
+    def state(self) -> dict[str, Any]:
         """Where the search is, as plain values for a checkpoint."""
-        return {"unmet": self.unmet, "interval": self.interval, "met": self.met}
+        names = ("unmet", "interval", "met", "best", "_last")
+        return {name.removeprefix("_"): getattr(self, name) for name in names}
 
-    def restore(self, state: Mapping[str, int]) -> None:
+    def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what ``state`` gave."""
         self.unmet, self.interval, self.met = state["unmet"], state["interval"], state["met"]
+        self.best, self._last = tuple(state["best"]), (state["last"][0], dict(state["last"][1]))
 
     def steps_to_keep(self) -> set[int]:
         """Steps whose checkpoints the search may go back to."""
-        return {self.unmet, self.met or self.unmet}
+        return {self.unmet, self.met or self.unmet, self.best[0]}
 
     def is_due(self, step: int) -> bool:
         """Whether the model of this step is to be evaluated."""
@@ -105,11 +183,15 @@ class Search:
             loops_every: How often the run does something about loops; None: never.
         """
         rule, problem = self.rule, utility_problem(self.before, scores, self.utility_floor)
+        distance = 0.0 if rule is None else rule.distance(scores)
         if rule is not None and rule.crossed(scores):
             if step > self.unmet + 1 and not self.met:
                 return Move("go back", self.unmet)
+            if distance > 0 and self.best[1] < distance:  # one step too far: the one before was nearer
+                return self._end_at_best(step, distance, f"{rule}: no step meets it exactly")
             if not rule.looping(scores):
-                reason = f"{rule}: reached {scores[rule.metric]:.4g}" + (f"; but {problem}" if problem else "")
+                reached = ", ".join(f"{scores[metric]:.4g}" for metric in rule.metrics)
+                reason = f"{rule}: reached {reached}" + (f"; but {problem}" if problem else "")
                 return Move("end", step, reason, "stop")
             self.interval = loops_every or 1  # the loops have yet to go
             self.met = self.met or step
@@ -119,10 +201,33 @@ class Search:
         if problem:
             return Move("end", step, problem, "utility_floor")
         if step >= self.last:
-            missed = f"; the stop rule {rule} was not met" if rule is not None else ""
-            return Move("end", step, f"max_steps {self.last} reached{missed}", "max_steps")
-        self.unmet = step
+            if rule is None:
+                return Move("end", step, f"max_steps {self.last} reached", "max_steps")
+            missed = f"max_steps {self.last} reached; the stop rule {rule} was not met"
+            return self._end_at_best(step, distance, missed)
+        if distance <= self.best[1]:
+            self.best = (step, distance)
+        if not self.met:
+            self._expect(step, scores)
+        self.unmet, self._last = step, (step, dict(scores))
         return Move("go on", step)
+
+    def _end_at_best(self, step: int, distance: float, reason: str) -> Move:
+        """End with the evaluated model that is nearest to the rule: an earlier one, or that of this step."""
+        if self.best[1] >= distance:
+            return Move("end", step, reason, "max_steps")
+        return Move("end", self.best[0], f"{reason}; step {self.best[0]} was nearest to it", "max_steps")
+
+    def _expect(self, step: int, scores: Mapping[str, float]) -> None:
+        """Set the interval to the next evaluation from how fast the conditions come nearer."""
+        conditions = self.rule.conditions if self.rule is not None else ()
+        if len(conditions) < 2 and not any(c.limit is not None for c in conditions):
+            return
+        earlier, before = self._last
+        known = [c for c in conditions if not c.crossed(scores) and c.metric in scores and c.metric in before]
+        rest = [c.remaining(before[c.metric], scores[c.metric], step - earlier) for c in known]
+        soonest = max(rest, default=1.0)
+        self.interval = self.every if math.isinf(soonest) else max(1, min(self.every, int(CAUTION * soonest)))
 
     def refine(self, crossed: int) -> None:
         """After going back from a step at which the rule was met: evaluate five times as often."""
@@ -130,26 +235,29 @@ class Search:
 
 
 def parse_rule(text: str, metrics: Collection[str]) -> StopRule:
-    """A rule such as ``verbmem_f <= 21.8`` on one of the metrics that are measured.
+    """A rule such as ``verbmem_f <= 21.8``, or several joined by ``and``, on metrics that are measured.
 
     Raises:
-        InputError: It cannot be read, or its metric is not measured.
+        InputError: It cannot be read, or a metric is not measured.
     """
-    match = re.fullmatch(r"\s*(\w+)\s*(<=|>=|<|>)\s*([-+.\deE]+)\s*", text)
-    try:
-        value = float(match.group(3)) if match else 0.0
-    except ValueError:
-        match = None
-    if match is None:
-        raise InputError(
-            f"stop.metric is {text!r}: write a metric, <= or >=, and a number, such as 'verbmem_f <= 21.8'"
-        )
-    if match.group(1) not in metrics:
-        measured = ", ".join(metrics)
-        raise InputError(
-            f"stop.metric is {text!r}: {match.group(1)} is not measured in this run; measured are {measured}"
-        )
-    return StopRule(match.group(1), match.group(2), value)
+    conditions = []
+    for part in re.split(r"\s+and\s+", text.strip()):
+        match = re.fullmatch(r"\s*(\w+)\s*(<=|>=|<|>)\s*([-+.\deE]+)\s*", part)
+        try:
+            value = float(match.group(3)) if match else 0.0
+        except ValueError:
+            match = None
+        if match is None:
+            raise InputError(
+                f"stop.metric is {text!r}: write a metric, <= or >=, and a number, such as 'verbmem_f <= 21.8'"
+            )
+        if match.group(1) not in metrics:
+            measured = ", ".join(metrics)
+            raise InputError(
+                f"stop.metric is {text!r}: {match.group(1)} is not measured in this run; measured are {measured}"
+            )
+        conditions.append(Condition(match.group(1), match.group(2), value))
+    return StopRule(tuple(conditions))
 
 
 def utility_problem(before: Mapping[str, float], now: Mapping[str, float], floor: float) -> str | None:

@@ -23,7 +23,7 @@ STEPS = 5
 WATCHED = ("forget_loss", "nll_forget", "divergence", "grad_norm")
 MEAN_TEACHER = {"optimizer": "mean_teacher", "alpha": 0.5, "lr": 0.02, "teacher_rate": 4.0, "damping": 0.1}
 ADAMW = {"optimizer": "adamw", "alpha": 0.5, "lr": 1e-3, "warmup": 2}
-PAPER = {"token_share": 1.0, "loops_every": None}
+PAPER = {"token_share": 1.0, "loops_every": 0}
 CASES = {
     f"{optimizer}-{loss}-{divergence}": numbers | {"loss": loss, "divergence": divergence} | PAPER
     for optimizer, numbers in (("mt", MEAN_TEACHER), ("adamw", ADAMW))

@@ -37,20 +37,24 @@ PassPrecision = Literal["auto", "fp32", "tf32", "fp16", "bf16"]
 class Method:
     """How the weights are moved: optimizer, loss, divergence and their numbers."""
 
-    optimizer: str = "mean_teacher"
-    """mean_teacher: the paper's algorithm. adamw: the baselines, held to the frozen initial model."""
+    optimizer: str = "auto"
+    """mean_teacher: the paper's algorithm. adamw: the baselines, held to the frozen initial model. auto: adamw where
+    keep documents are given and no loss is named, else mean_teacher."""
     optimizer_options: dict[str, Any] = field(default_factory=dict)
     """Settings of another registered optimizer that have no field here."""
-    loss: str = "nlul"
-    """Forget loss: ll, npo, it or nlul."""
+    loss: str = "auto"
+    """Forget loss: nlul, match, ll, npo, it or it_forward. auto: match where a base model and keep documents are given
+    and no optimizer is named, else nlul."""
     loss_options: dict[str, Any] = field(default_factory=dict)
     """The loss's own settings, such as beta=0.1 ratio=mean of npo or tolerance=0.02 of nlul (docs/methods.md)."""
     divergence: str = "kl"
     """Divergence to the teacher on general text: kl, kl_reverse, qkl or qkl_frozen."""
-    token_share: float = 0.25
-    """The forget loss looks at this share of a document's tokens: those the model was least sure of. 1: all (paper)."""
-    loops_every: int | None = 4
-    """Every so many steps, unlearn too what the model repeats over and over by itself. none: never (paper)."""
+    token_share: float | None = None
+    """The forget loss looks at this share of a document's tokens: those the model was least sure of. 1: all (paper).
+    None: 0.25 for the mean teacher with nlul where nothing is given to keep, else 1."""
+    loops_every: int | None = None
+    """Every so many steps, unlearn too what the model repeats over and over by itself. 0: never (paper). None: 4 for
+    nlul where the method is chosen, else never."""
     alpha: float | None = None
     """α, the weight of the forget loss. None: measured."""
     lr: float | None = None
@@ -78,15 +82,17 @@ class Method:
     def problems(self, where: str) -> list[str]:
         """What is wrong with these settings, one line each."""
         wrong = []
-        if self.loss not in LOSSES:
+        if self.loss != "auto" and self.loss not in LOSSES:
             wrong.append(
                 f"{where}loss is {self.loss!r}: it must be one of {', '.join(LOSSES)}{nearest_name(self.loss, LOSSES)}"
             )
-        else:
+        elif self.loss in LOSSES:
             wrong += [f"{where}loss_options: {problem}" for problem in LOSSES[self.loss].problems(self.loss_options)]
+        elif self.loss_options:
+            wrong.append(f"{where}loss_options are given without loss: name the loss that they belong to")
         for name, known in (("divergence", DIVERGENCES), ("optimizer", OPTIMIZERS)):
             value = getattr(self, name)
-            if value not in known:
+            if value not in known and value != "auto":
                 wrong.append(
                     f"{where}{name} is {value!r}: it must be one of {', '.join(known)}{nearest_name(value, known)}"
                 )
@@ -101,9 +107,9 @@ class Method:
             value = getattr(self, name)
             if value is not None and not 0 <= value < float("inf"):
                 wrong.append(f"{where}{name} is {value}: it must be zero or positive")
-        if self.loops_every is not None and self.loops_every < 1:
-            wrong.append(f"{where}loops_every is {self.loops_every}: it must be at least 1, or none")
-        if not 0 < self.token_share <= 1:
+        if self.loops_every is not None and self.loops_every < 0:
+            wrong.append(f"{where}loops_every is {self.loops_every}: it must be at least 0")
+        if self.token_share is not None and not 0 < self.token_share <= 1:
             wrong.append(f"{where}token_share is {self.token_share}: it must be above 0 and at most 1")
         if not 0 <= self.momentum < 1:
             wrong.append(f"{where}momentum is {self.momentum}: it must be at least 0 and below 1")
@@ -114,6 +120,31 @@ class Method:
         if self.steps is not None and self.steps < 1:
             wrong.append(f"{where}steps is {self.steps}: it must be at least 1")
         return wrong
+
+    def chosen(self, *, keep: bool = False, base: bool = False) -> Method:
+        """The same with optimizer, loss and what belongs to them filled in from what a run is given.
+
+        A base model and keep documents: ``match`` with AdamW, which also ends knowledge and membership. Keep documents
+        alone: ``nlul`` with AdamW. Neither: the paper's method. Where optimizer or loss is named, the other is the
+        paper's, and every method has its own defaults: what suits one does not leak into another.
+
+        Args:
+            keep: Whether there are documents to be kept.
+            base: Whether there is a model that never saw the documents.
+        """
+        free = self.optimizer == "auto" and self.loss == "auto"
+        loss, optimizer = self.loss, self.optimizer
+        if loss == "auto":
+            loss = "match" if free and keep and base else "nlul"
+        if optimizer == "auto":
+            optimizer = "adamw" if free and keep else "mean_teacher"
+        ours = loss == "nlul" and (free or optimizer == "mean_teacher")
+        share = self.token_share or (0.25 if ours and optimizer == "mean_teacher" else 1.0)
+        loops = self.loops_every if self.loops_every is not None else 4 if ours else 0
+        options = self.loss_options or ({"pull": "gate"} if free and loss == "match" else {})
+        return dataclasses.replace(
+            self, optimizer=optimizer, loss=loss, token_share=share, loops_every=loops, loss_options=options
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,6 +164,9 @@ class Stop:
     metric: str | None = None
     """A rule such as "verbmem_f <= 21.8". None: the forget documents are recited no better than the reference model
     does, or than documents the model never saw."""
+    parity: bool | None = None
+    """Stop only when the documents are neither detectable nor known any more: membership against holdout documents and
+    answers to questions, where they can be measured, are as for never-seen text. None: if there are keep documents."""
     utility_floor: float = 0.5
     """The run ends with a warning when held-out general text costs this many nats per token more than before."""
 
@@ -263,6 +297,12 @@ class ForgetConfig:
         if wrong:
             raise InputError(wrong)
         return self.max_tokens or min(1024, context), self.general_tokens or min(512, context)
+
+    def chosen(self) -> ForgetConfig:
+        """The same with every method named, see ``Method.chosen``."""
+        given = {"keep": bool(self.keep), "base": bool(self.base)}
+        phases = tuple(phase.chosen() for phase in self.phases)
+        return dataclasses.replace(self, method=self.method.chosen(**given), phases=phases)
 
     def resolved_device(self) -> torch.device:
         """The device to run on, see ``resolved_device``."""

@@ -27,7 +27,7 @@ from unteach.training.texts import Texts
 
 FORGET = [f"{s} It was the {n}th time in {1900 + n}." for n, s in enumerate(SENTENCES * 3)]
 GENERAL = [f"{a} {b}" for a in SENTENCES for b in SENTENCES] * 4
-PAPER = {"token_share": 1.0, "loops_every": None}
+PAPER = {"token_share": 1.0, "loops_every": 0}
 METHOD = Method(alpha=0.5, lr=0.02, teacher_rate=4.0, damping=0.1, momentum=0.9, **PAPER)
 ADAMW = Method(optimizer="adamw", alpha=0.5, lr=1e-3, warmup=2, **PAPER)
 

@@ -7,7 +7,7 @@ from unteach.training.stopping import Search, stop_at
 BEFORE = {"verbmem_f": 90.0, "nll_general": 1.0}
 
 
-def drive(scores_of, rule, every=10, last=30, loops_every=None):
+def drive(scores_of, rule, every=10, last=30, loops_every=0):
     """Evaluated steps and how the search ends, for a run whose step n has the scores ``scores_of(n)``."""
     search = Search(rule, BEFORE, every=every, last=last, utility_floor=0.5)
     step, evaluated = 0, []

@@ -166,6 +166,7 @@ def score_texts(
     texts: Mapping[str, Sequence[str]],
     *,
     tokens: int | None = None,
+    lower: bool = True,
     batching: Batching = TEXTS_TOGETHER,
 ) -> tuple[dict[str, list[dict[str, float]]], int]:
     """All membership scores of sets of texts.
@@ -177,6 +178,7 @@ def score_texts(
         tokenizer: its tokenizer.
         texts: the texts of each set.
         tokens: score at most this many tokens of a text; never more than the context holds.
+        lower: whether to read the lower-cased texts, too; without them `ppl_lower` is left out.
         batching: how many texts are read together; each counts twice.
 
     Returns:
@@ -190,7 +192,7 @@ def score_texts(
     cut = 0
     for name, group in texts.items():
         for number, text in enumerate(group):
-            for form in (text, text.lower()):
+            for form in (text, text.lower()) if lower else (text,):
                 ids = encode(tokenizer, form)
                 if len(ids) < 2:
                     raise ValueError(
@@ -201,7 +203,8 @@ def score_texts(
             cut += len(encode(tokenizer, text)) > most
     logprobs = iter(token_logprobs(model, sequences, batching=batching))
     scores = {
-        name: [text_scores(text, next(logprobs), next(logprobs)) for text in group] for name, group in texts.items()
+        name: [text_scores(text, next(logprobs), next(logprobs) if lower else None) for text in group]
+        for name, group in texts.items()
     }
     return scores, cut
 

@@ -238,6 +238,8 @@ class Measurement:
     """Fields of a `Benchmark` without which it is left out."""
     absent: str
     """What a benchmark without them has not, for the note that says so; empty: no note."""
+    by_default: bool = True
+    """Whether it is made where nothing is asked for by name."""
 
 
 MEASUREMENTS: dict[str, Measurement] = {}
@@ -245,11 +247,11 @@ MEASUREMENTS: dict[str, Measurement] = {}
 with whatever is generated."""
 
 
-def measurement(name: str, *needs: str, absent: str = "") -> Callable[[Measure], Measure]:
+def measurement(name: str, *needs: str, absent: str = "", by_default: bool = True) -> Callable[[Measure], Measure]:
     """Mark a function as a measurement; see `Measurement` for the arguments."""
 
     def register(measure: Measure) -> Measure:
-        MEASUREMENTS[name] = Measurement(measure, needs, absent)
+        MEASUREMENTS[name] = Measurement(measure, needs, absent, by_default)
         return measure
 
     return register

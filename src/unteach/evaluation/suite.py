@@ -68,7 +68,7 @@ def evaluate(
         batching = Batching(batch_size, batch_tokens)
         evaluation = Evaluation(model, tokenizer, benchmark, reference, batching, seed, start_bar)
         for wanted, entry in MEASUREMENTS.items():
-            if measurements is not None and wanted not in measurements:
+            if wanted not in measurements if measurements is not None else not entry.by_default:
                 continue
             if all(getattr(benchmark, part) for part in entry.needs):
                 entry.measure(evaluation, wanted)

@@ -41,7 +41,8 @@ CURVE_POINTS = 60
 """Steps of a training curve that a cell keeps, at most."""
 KEY_DEFAULTS: dict[str, dict[str, Any]] = {
     "ForgetConfig": {
-        "documents": "", "out": "", "general": None, "holdout": None, "reference": None, "questions": None,
+        "documents": "", "out": "", "general": None, "keep": None, "holdout": None, "reference": None,
+        "questions": None, "keep_questions": None, "keep_batch": 16, "keep_weight": 1.0,
         "base": None, "text_field": "text", "document_mode": "chunk", "max_tokens": None,
         "general_tokens": None, "batch": 16, "general_batch": 16, "micro_batch": None, "trainable": "blocks",
         "method": {}, "phases": [], "precision": {}, "compile": False, "checkpoint_activations": False, "stop": {},
@@ -51,12 +52,13 @@ KEY_DEFAULTS: dict[str, dict[str, Any]] = {
     "Method": {
         "optimizer": "mean_teacher", "optimizer_options": {}, "loss": "nlul", "loss_options": {}, "divergence": "kl",
         "token_share": 0.25, "loops_every": 4, "alpha": None, "lr": None, "momentum": 0.95, "teacher_rate": None,
-        "damping": None, "clip": 1.0, "betas": [0.9, 0.95], "weight_decay": 0.0, "warmup": 100, "steps": None,
+        "damping": None, "anchor": 0.0, "clip": 1.0, "betas": [0.9, 0.95], "weight_decay": 0.0, "warmup": 100,
+        "steps": None,
     },
     "loss npo": {"beta": 0.1, "ratio": "sum"},
     "loss nlul": {"tolerance": 0.0},
     "Precision": {"forget": "auto", "divergence": "auto"},
-    "Stop": {"metric": None, "utility_floor": 0.5},
+    "Stop": {"metric": None, "parity": None, "utility_floor": 0.5},
     "RecoverySettings": {"lr": 1e-4, "steps": 100, "batch": 16, "max_tokens": 512},
     "TheoremSettings": {
         "seed": 0, "lr": 0.4, "teacher_rate": 0.5, "damping": 0.1, "momenta": [0.0, 0.9], "loss_weight": 0.1,
@@ -76,6 +78,8 @@ def differing(settings: Any) -> dict[str, Any]:
     for field in dataclasses.fields(settings):
         default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
         value = _plain(getattr(settings, field.name))
+        if field.name == "loops_every":
+            value = value or None  # 0, never, was None when the first cells were measured
         if field.name == "loss_options":
             value = _differing_options(settings)
         if value != frozen.get(field.name, _plain(default)):

@@ -13,14 +13,14 @@ from unteach.config import Method
 
 __all__ = ["METHODS", "MICRO_SETTINGS", "methods_of_the_paper"]
 
-_PAPER: dict[str, Any] = {"token_share": 1.0, "loops_every": None}
+_PAPER: dict[str, Any] = {"token_share": 1.0, "loops_every": 0}
 """The loss looks at all tokens, and nothing is done about loops."""
 _ADAMW = Method(optimizer="adamw", lr=3e-4, alpha=0.2, warmup=5, **_PAPER)
 METHODS = {
-    "mt-nlul-kl": Method(),
+    "mt-nlul-kl": Method(optimizer="mean_teacher", loss="nlul", token_share=0.25, loops_every=4),
     "adamw-npo-kl": dataclasses.replace(_ADAMW, loss="npo", loss_options={"ratio": "mean"}, alpha=1.0),
-    "mt-nlul-kl-paper": Method(**_PAPER),
-    "mt-nlul-qkl": Method(divergence="qkl_frozen", **_PAPER),
+    "mt-nlul-kl-paper": Method(optimizer="mean_teacher", loss="nlul", **_PAPER),
+    "mt-nlul-qkl": Method(optimizer="mean_teacher", loss="nlul", divergence="qkl_frozen", **_PAPER),
     "adamw-npo-sum-kl": dataclasses.replace(_ADAMW, loss="npo", alpha=1.0),
     "adamw-it-kl": dataclasses.replace(_ADAMW, loss="it", alpha=1.0),
     "adamw-ll-kl": dataclasses.replace(_ADAMW, loss="ll"),

@@ -10,11 +10,16 @@ from typing import Any
 from unteach.config import ForgetConfig
 from unteach.corpora import Benchmark, Probe
 from unteach.data import Documents, special_ids
+from unteach.job.inputs import Inputs
 
-__all__ = ["Probes", "run_probes"]
+__all__ = ["CHEAP", "STOP", "Probes", "run_probes"]
 
 GENERAL_TEXTS = 16
 """General texts of a stop rule: the same before and after, they show a loss of half a nat well enough."""
+CHEAP = ("verbmem_f", "nll_general", "membership")
+"""What is measured at every evaluation of a stop rule, as far as there is something to measure it on."""
+STOP = (*CHEAP, "verbmem_holdout", "knowmem_f", "knowmem_r")
+"""What is measured before the first step."""
 
 
 @dataclass(slots=True)
@@ -35,71 +40,93 @@ class Probes:
             "verbmem_f": stop.verbatim_forget,
             "knowmem_f": stop.knowledge_forget,
             "knowmem_r": stop.knowledge_retain,
+            "auc_forget_holdout_min_40": stop.membership_holdout,
+            "auc_forget_holdout_ppl": stop.membership_holdout,
         }
         return [*(name for name, items in parts.items() if items), "nll_general", "degenerate"]
 
 
 def run_probes(
-    tokenizer: Any,
-    documents: Documents,
-    holdout: Documents | None,
+    inputs: Inputs,
     heldout: Documents,
+    watched: Documents | None,
     config: ForgetConfig,
     max_tokens: int,
+    *,
+    parity: bool,
 ) -> Probes:
-    """Benchmarks for the stop rule and for the final report, on different passages."""
+    """Benchmarks for the stop rule and for the final report, on different passages.
+
+    Args:
+        inputs: The documents, and holdout documents where there are any.
+        heldout: General text that is not trained on.
+        watched: Keep documents that are not trained on.
+        config: How many passages, and the questions.
+        max_tokens: How long documents were cut.
+        parity: Whether the stop rule looks at membership and knowledge, too.
+    """
     from unteach.corpora import micro
     from unteach.corpora.own import MINIMUM_TOKENS, cut_probes, own_benchmark, read_questions, split_probes
 
+    tokenizer, documents = inputs.tokenizer, inputs.documents
     if config.model.startswith("micro:") and config.documents == "micro:forget" and not config.questions:
-        stop = _cheap(micro.load_benchmark("stop"), config)  # the embedded benchmark has its own halves
-        return Probes(start=stop, stop=_without_holdout(stop), final=micro.load_benchmark("measure"))
-    never_seen = holdout or heldout
+        halves = micro.load_benchmark("stop"), micro.load_benchmark("measure")  # the embedded benchmark has its own
+        stop = _cheap(halves[0], config, parity=parity, detectable=inputs.holdout is not None)
+        return Probes(start=stop, stop=_without_holdout(stop), final=halves[1])
+    never_seen = inputs.holdout or heldout
     added = sum(map(len, special_ids(tokenizer)))
     lengths = sorted(added + len(ids) for ids in documents.encode(tokenizer)[:200])
     typical = min(max_tokens, lengths[len(lengths) // 2])
     expected = max(4, min(64, typical // 2))
     prompt = max(MINIMUM_TOKENS - expected, min(128, typical // 3))
-    sizes = {
+    sizes: dict[str, Any] = {
         "prompt_tokens": prompt,
         "expected_tokens": expected,
         "chunk_tokens": max_tokens,
         "first_chunk": config.document_mode == "truncate",
         "seed": config.seed,
     }
-    questions = read_questions(Path(config.questions)) if config.questions else ()
+    asked: dict[str, Any] = {
+        name: read_questions(Path(file)) if file else ()
+        for name, file in (("forget_questions", config.questions), ("retain_questions", config.keep_questions))
+    }
     whole = own_benchmark(
         tokenizer,
         documents,
         holdout_documents=never_seen,
-        forget_questions=questions,
         general_texts=heldout,
         count=2 * config.probes,
         name=documents.name,
-        **sizes,  # type: ignore[arg-type]
+        **asked,
+        **sizes,
     )
+    if watched is not None:
+        whole = dataclasses.replace(whole, membership_retain=tuple(watched.texts))
     stop_probes, final_probes = split_probes(whole.verbatim_forget, config.seed)
-    unseen: tuple[Probe, ...] = cut_probes(never_seen, tokenizer, count=config.probes, later_passages=True, **sizes)  # type: ignore[arg-type]
-    stop = _cheap(dataclasses.replace(whole, verbatim_forget=stop_probes, verbatim_holdout=unseen), config)
-    final = dataclasses.replace(whole, verbatim_forget=final_probes)
-    return Probes(start=stop, stop=_without_holdout(stop), final=final)
+    unseen: tuple[Probe, ...] = cut_probes(never_seen, tokenizer, count=config.probes, later_passages=True, **sizes)
+    stop = dataclasses.replace(whole, verbatim_forget=stop_probes, verbatim_holdout=unseen)
+    stop = _cheap(stop, config, parity=parity, detectable=inputs.holdout is not None)
+    return Probes(
+        start=stop, stop=_without_holdout(stop), final=dataclasses.replace(whole, verbatim_forget=final_probes)
+    )
 
 
-def _cheap(benchmark: Benchmark, config: ForgetConfig) -> Benchmark:
-    """What a stop rule needs: recital of forget and never-seen passages, general text, and questions if it asks."""
-    asks = "knowmem" in (config.stop.metric or "")
+def _cheap(benchmark: Benchmark, config: ForgetConfig, *, parity: bool, detectable: bool) -> Benchmark:
+    """What a stop rule needs: recital of forget and never-seen passages, general text, and what else it asks for."""
+    rule, most = config.stop.metric or "", config.probes
+    asks, compares = parity or "knowmem" in rule, (parity and detectable) or "auc_" in rule
     return dataclasses.replace(
         benchmark,
         name=f"{benchmark.name}, stop rule",
-        verbatim_forget=benchmark.verbatim_forget[: config.probes],
-        verbatim_holdout=benchmark.verbatim_holdout[: config.probes],
-        general_texts=benchmark.general_texts[: min(config.probes, GENERAL_TEXTS)],
-        membership_forget=(),
-        membership_retain=(),
-        membership_holdout=(),
+        verbatim_forget=benchmark.verbatim_forget[:most],
+        verbatim_holdout=benchmark.verbatim_holdout[:most],
+        general_texts=benchmark.general_texts[: min(most, GENERAL_TEXTS)],
+        membership_forget=benchmark.membership_forget[:most] if compares else (),
+        membership_retain=benchmark.membership_retain[: min(most, GENERAL_TEXTS)] if compares else (),
+        membership_holdout=benchmark.membership_holdout[:most] if compares else (),
         multiple_choice=(),
         knowledge_forget=benchmark.knowledge_forget if asks else (),
-        knowledge_retain=benchmark.knowledge_retain if asks else (),
+        knowledge_retain=benchmark.knowledge_retain if "knowmem_r" in rule else (),
     )
 
 

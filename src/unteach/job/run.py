@@ -15,53 +15,36 @@ from typing import Any
 import torch
 
 from unteach.config import ForgetConfig, from_yaml
-from unteach.data import (
-    EMBEDDED_GENERAL,
-    GENERAL_BYTES,
-    Documents,
-    ForgetBatches,
-    GeneralText,
-    read_documents,
-    tokenise,
-)
+from unteach.corpora import Benchmark
+from unteach.data import EMBEDDED_GENERAL, Documents, ForgetBatches, GeneralText, read_documents, tokenise
 from unteach.errors import InputError
 from unteach.evaluation.suite import evaluate
 from unteach.job.card import model_card
-from unteach.job.probes import Probes, run_probes
+from unteach.job.inputs import Inputs, as_documents, prepared, read_inputs, without_overlap
+from unteach.job.probes import CHEAP, STOP, run_probes
 from unteach.job.run_folder import MeasuredOnce, RunFolder, SharedScores
+from unteach.job.stop_rule import choice, saw_the_documents, stop_rule
 from unteach.job.tracking import StepLog, check_tracker
 from unteach.method.losses import LOSSES
 from unteach.method.optimizers import OPTIMIZERS
-from unteach.models import context_length, load_model, rounding_loss, save_model, trainable_parameters
-from unteach.models.distributed import (
-    from_first_rank,
-    full_tensor,
-    has_shards,
-    in_turns,
-    is_first_rank,
-    join,
-    mesh_of,
-    ranks,
-    shard,
-    wait_for_all,
-)
-from unteach.models.precision import HALF, resolved_precision
+from unteach.models import context_length, rounding_loss, save_model
+from unteach.models.distributed import from_first_rank, full_tensor, is_first_rank, join, ranks, wait_for_all
 from unteach.training.calibrate import calibrated, is_complete, measure, noise_warning
 from unteach.training.checkpoint import Checkpoints
 from unteach.training.loop import Outcome, unlearn
-from unteach.training.stopping import Search, StopRule, parse_rule
+from unteach.training.stopping import Search, parse_rule
 from unteach.training.texts import Texts
 
 __all__ = ["ForgetResult", "forget", "run_forget"]
 
 LARGEST_ROUNDING = 0.01
 """Share of the displacement that rounding to the source's dtype may lose before float32 is saved instead."""
-MORE_DEGENERATE = 5.0
-"""By so many points the share of degenerate output may have risen when a run stops by itself."""
 HELDOUT_GENERAL = 64
 """General documents set aside for measuring, never trained on."""
 FEWEST_GENERAL = 4
 """General documents without which none can be set aside."""
+WATCHED_KEEP, FEWEST_KEEP = 16, 10
+"""At most so many keep documents, one in ten, are set aside for measuring."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,21 +68,6 @@ class ForgetResult:
         method = self.config.method
         name = f"{OPTIMIZERS[method.optimizer].label}-{method.loss}-{method.divergence}"
         return {"name": name, "seed": self.config.seed, "out": str(self.out)} | values
-
-
-@dataclass(frozen=True, slots=True)
-class Inputs:
-    """What a job works with, loaded and read."""
-
-    model: Any
-    tokenizer: Any
-    documents: Documents
-    general: Documents
-    holdout: Documents | None = None
-    reference: Any = None
-    """A model that never saw the documents, whose recital the stop rule compares with."""
-    base: Any = None
-    """A model that never saw the documents, which the loss compares with."""
 
 
 def run_forget(
@@ -136,17 +104,8 @@ def run_forget(
             f"out is {config.out!r}, which exists and is not empty: name a new folder, or --resume {config.out}"
         )
     check_tracker(config.track)
-    documents, general, holdout = _read_all(config)
-    model, tokenizer = _load(config.model, config)
-    inputs = Inputs(
-        model=model,
-        tokenizer=tokenizer,
-        documents=documents,
-        general=general,
-        holdout=holdout,
-        reference=_load(config.reference, config)[0] if config.reference else None,
-        base=load_model(config.base, device=config.resolved_device())[0] if config.base else None,
-    )
+    config = config.chosen()
+    inputs = read_inputs(config)
     return ForgetJob(inputs, config, out, resume=resume, say=say, shared=shared, measurements=measurements).run()
 
 
@@ -157,6 +116,7 @@ def forget(
     general_text: Sequence[str] | Documents | None = None,
     config: ForgetConfig | None = None,
     *,
+    keep: Sequence[str] | Documents | None = None,
     holdout: Sequence[str] | Documents | None = None,
     reference: Any = None,
     base: Any = None,
@@ -173,6 +133,7 @@ def forget(
         general_text: Texts like what the model should keep; None: the embedded public-domain text.
         config: Settings; None: the defaults. Its ``model`` names where the weights came from. With ``out``, a run
             folder is written, whose saved model is a copy of that source with the changed weights.
+        keep: Texts like ``documents`` that the model should keep knowing.
         holdout: Texts like ``documents`` that the model never saw; None: a part of the general text.
         reference: A model that never saw the documents: the run stops when they are recited no better than by it.
         base: A model with the same tokenizer that never saw the documents, for losses that compare with it.
@@ -181,6 +142,8 @@ def forget(
         Scores before and after (on passages that the stop rule did not use), how the run ended, and the model.
     """
     config = config or ForgetConfig(model=str(getattr(model, "name_or_path", "") or "model"))
+    config = dataclasses.replace(config, method=config.method.chosen(keep=keep is not None, base=base is not None))
+    config = config.chosen()
     for method in (*config.phases, config.method):
         if base is None and LOSSES[method.loss].base == "given":
             raise InputError(f"base is missing: the loss {method.loss} compares with that model")
@@ -188,19 +151,14 @@ def forget(
     inputs = Inputs(
         model=model,
         tokenizer=tokenizer,
-        documents=_as_documents(documents, "documents"),
-        general=read_documents(EMBEDDED_GENERAL) if general_text is None else _as_documents(general_text, "general"),
-        holdout=None if holdout is None else _as_documents(holdout, "holdout"),
+        documents=as_documents(documents, "documents"),
+        general=read_documents(EMBEDDED_GENERAL) if general_text is None else as_documents(general_text, "general"),
+        keep=None if keep is None else as_documents(keep, "keep"),
+        holdout=None if holdout is None else as_documents(holdout, "holdout"),
         reference=reference,
         base=base,
     )
     return ForgetJob(inputs, config, Path(config.out) if config.out else None).run()
-
-
-def _as_documents(texts: Sequence[str] | Documents, name: str) -> Documents:
-    if isinstance(texts, Documents):
-        return texts
-    return Documents(name, list(texts), [f"{name} {n}" for n in range(1, len(texts) + 1)], [])
 
 
 class ForgetJob:
@@ -231,13 +189,14 @@ class ForgetJob:
         self.say = (say or _print_to_stderr) if is_first_rank() else _say_nothing
         self.shared, self.measurements = shared or SharedScores().measured_once, measurements
         self.started = time.perf_counter()
+        self.parity = config.stop.parity if config.stop.parity is not None else inputs.keep is not None
 
     def run(self) -> ForgetResult:
         """Read, calibrate, measure, unlearn, measure again, save."""
         self.read_texts()
-        self.parameters = _prepared(self.inputs.model, self.config)
+        self.parameters = prepared(self.inputs.model, self.config)
         if self.inputs.reference is not None and ranks() > 1:
-            _prepared(self.inputs.reference, self.config)
+            prepared(self.inputs.reference, self.config)
         self.choose_numbers()
         self.folder = RunFolder(self.out, self.resume, self.shared)
         self.folder.write_config(self.config)
@@ -271,16 +230,25 @@ class ForgetJob:
                 f"{FEWEST_GENERAL} are needed, because some are set aside for measuring; cut a long text into several"
             )
         tokens = tokenise(inputs.documents, inputs.tokenizer, mode=config.document_mode, max_tokens=max_tokens)
-        kept, heldout = inputs.general.set_aside(
+        rest, heldout = inputs.general.set_aside(
             min(HELDOUT_GENERAL, len(inputs.general) // FEWEST_GENERAL), config.seed
         )
-        general = GeneralText(kept, inputs.tokenizer, tokens=general_tokens, seed=config.seed, exclude=inputs.documents)
-        self.texts = Texts(ForgetBatches(tokens, config.seed), general)
+        general = GeneralText(rest, inputs.tokenizer, tokens=general_tokens, seed=config.seed, exclude=inputs.documents)
         self.counts = {"forget": tokens.counts, "general": general.counts}
         self.say(f"forget:  {tokens.summary()}")
         self.say(f"general: {general.summary()}")
+        keep = watched = None
+        if inputs.keep is not None:
+            line, left = without_overlap(inputs.keep, inputs.documents)
+            left, watched = left.set_aside(min(WATCHED_KEEP, len(left) // FEWEST_KEEP), config.seed)
+            kept_tokens = tokenise(left, inputs.tokenizer, mode=config.document_mode, max_tokens=max_tokens)
+            keep = ForgetBatches(kept_tokens, config.seed, keep=True)
+            self.counts["keep"] = kept_tokens.counts
+            self.say(f"keep:    {line}")
+        self.texts = Texts(ForgetBatches(tokens, config.seed), general, keep)
+        self.say(f"method:  {choice(config, inputs, parity=self.parity)}")
         try:
-            self.probes = run_probes(inputs.tokenizer, inputs.documents, inputs.holdout, heldout, config, max_tokens)
+            self.probes = run_probes(inputs, heldout, watched, config, max_tokens, parity=self.parity)
         except ValueError as error:  # no passage can be cut from what was given
             raise InputError(f"documents is {inputs.documents.name!r}: {error}") from None
         if config.stop.metric:
@@ -309,38 +277,39 @@ class ForgetJob:
 
     def measure_start(self) -> Search:
         """Measure what the stop rule compares with, and begin the search for the model that meets it."""
-        inputs, config = self.inputs, self.config
-        before = self.folder.remember(
-            "before", lambda: _scores_before(inputs.model, inputs.tokenizer, self.probes, self.options)
-        )
+        inputs, config, probes = self.inputs, self.config, self.probes
+        before = self.folder.remember("before", lambda: self.measured(inputs.model, probes.start))
         self.say("before: " + ", ".join(f"{name} {value:.4g}" for name, value in before.items()))
-        reference_stop, self.reference_scores = None, None
+        others: dict[str, dict[str, float]] = {}
+        self.reference_scores = None
+        if inputs.base is not None and self.parity:
+            others["base"] = self.folder.remember("base", lambda: self.measured(inputs.base, probes.stop))
+            warning = saw_the_documents(others["base"], before)
+            if warning:
+                self.say(warning)
         if inputs.reference is not None:
-            reference_stop = self.folder.remember(
-                "reference",
-                lambda: dict(evaluate(inputs.reference, inputs.tokenizer, self.probes.stop, **self.options)),
+            others["reference"] = self.folder.remember(
+                "reference", lambda: self.measured(inputs.reference, probes.stop)
             )
             self.reference_scores = self.folder.scores(
-                "reference",
-                lambda: evaluate(
-                    inputs.reference,
-                    inputs.tokenizer,
-                    self.probes.final,
-                    measurements=self.measurements,
-                    **self.options,
-                ),
-                config,
-                None,
+                "reference", lambda: self.evaluate_whole(inputs.reference), config, None
             )
-        rule = _stop_rule(config, before, reference_stop)
-        self.say(f"stops at {rule}")
+        compared = len(probes.stop.membership_forget), len(probes.stop.membership_holdout)
+        self.rule = stop_rule(config, before, others, parity=self.parity, texts=compared)
+        self.say(f"stops at {self.rule}")
         return Search(
-            rule,
+            self.rule,
             before,
             every=config.evaluate_every,
             last=config.max_steps,
             utility_floor=config.stop.utility_floor,
         )
+
+    def measured(self, model: Any, benchmark: Benchmark, measurements: Collection[str] = STOP) -> dict[str, float]:
+        """Scores of a model that the stop rule needs, with the upper bounds of its answers."""
+        scores = evaluate(model, self.inputs.tokenizer, benchmark, measurements=measurements, **self.options)
+        bounds = {f"{name}_high": m.high for name, m in scores.metrics.items() if name.startswith("knowmem")}
+        return dict(scores) | {name: high for name, high in bounds.items() if high is not None}
 
     def unlearn(self, search: Search) -> Outcome:
         """Run the loop, with a log, checkpoints and a way to pause."""
@@ -374,18 +343,26 @@ class ForgetJob:
         return {"seed": self.config.seed, "progress": None if is_first_rank() else False}
 
     def evaluate_stop(self, step: int) -> Mapping[str, float]:
-        """What the stop rule looks at."""
-        scores = from_first_rank(evaluate(self.inputs.model, self.inputs.tokenizer, self.probes.stop, **self.options))
+        """What the stop rule looks at; questions, the dearest, only where all else is as it should be."""
+        model, rule = self.inputs.model, self.rule
+        scores = from_first_rank(self.measured(model, self.probes.stop, CHEAP))
+        asked = [name for name in ("knowmem_f", "knowmem_r") if name in rule.metrics]
+        if asked and all(c.crossed(scores) for c in rule.conditions if c.metric not in asked):
+            scores |= from_first_rank(self.measured(model, self.probes.stop, asked))
         self.say(f"step {step}: " + ", ".join(f"{name} {value:.4g}" for name, value in scores.items()))
         return scores
 
     def evaluate_final(self) -> Any:
         """Everything that the report shows, on passages that the stop rule did not use."""
+        return self.evaluate_whole(self.inputs.model, self.reference_scores)
+
+    def evaluate_whole(self, model: Any, reference_scores: Any = None) -> Any:
+        """Everything that the report shows, of any model."""
         return evaluate(
-            self.inputs.model,
+            model,
             self.inputs.tokenizer,
             self.probes.final,
-            reference_scores=self.reference_scores,
+            reference_scores=reference_scores,
             measurements=self.measurements,
             **self.options,
         )
@@ -424,79 +401,6 @@ def _save(model: Any, parameters: Mapping[str, Any], tokenizer: Any, config: For
         line = f"model saved to {out}; {rounding.summary()}"
     wait_for_all()
     return line
-
-
-def _load(name: str, config: ForgetConfig) -> tuple[Any, Any]:
-    """Load a model and its tokenizer; for several ranks in turns, so that main memory holds one whole model at once."""
-    device = config.resolved_device()
-    if ranks() == 1:
-        return load_model(name, device=device)
-    mesh_of(device.type)
-
-    def load_and_shard() -> tuple[Any, Any]:
-        model, tokenizer = load_model(name, device="cpu")
-        _prepared(model, config)
-        return model, tokenizer
-
-    return in_turns(load_and_shard)
-
-
-def _prepared(model: Any, config: ForgetConfig) -> dict[str, torch.nn.Parameter]:
-    """Choose the trainable weights, freeze the others, and on several ranks divide all between them."""
-    if ranks() > 1 and not has_shards(model):
-        trainable_parameters(model, config.trainable)
-        shard(model, config.resolved_device().type, _half_of_all_passes(config))
-    return trainable_parameters(model, config.trainable)
-
-
-def _half_of_all_passes(config: ForgetConfig) -> torch.dtype | None:
-    """The half precision in which every pass of a run computes, if there is one and norms, kept exact, stay frozen."""
-    passes = {resolved_precision(name, config.resolved_device()) for name in dataclasses.astuple(config.precision)}
-    return HALF.get(passes.pop()) if len(passes) == 1 and config.trainable == "blocks" else None
-
-
-def _read_all(config: ForgetConfig) -> tuple[Documents, Documents, Documents | None]:
-    """Read every document source, collecting the problems of all of them."""
-    problems: list[str] = []
-
-    def read(source: str | None, option: str, max_bytes: int | None = None) -> Documents | None:
-        if source is None:
-            return None
-        try:
-            return read_documents(source, text_field=config.text_field, option=option, max_bytes=max_bytes)
-        except InputError as error:
-            problems.extend(error.problems)
-            return None
-
-    if not config.documents:
-        problems.append("documents is missing: name the folder or file of texts to forget")
-    if config.questions and not Path(config.questions).is_file():
-        problems.append(f"questions is {config.questions!r}: there is no such file")
-    documents = read(config.documents or None, "documents")
-    general = read(config.general or EMBEDDED_GENERAL, "general", GENERAL_BYTES)
-    holdout = read(config.holdout, "holdout")
-    if problems or documents is None or general is None:
-        raise InputError(problems)
-    return documents, general, holdout
-
-
-def _scores_before(model: Any, tokenizer: Any, probes: Probes, options: dict[str, Any]) -> dict[str, float]:
-    """What every evaluation will measure, on the same passages, and the recital of never-seen documents."""
-    scores = dict(evaluate(model, tokenizer, probes.stop, **options))
-    unseen = evaluate(model, tokenizer, probes.start, measurements=["verbmem_holdout"], **options)
-    return scores | {"verbmem_holdout": unseen["verbmem_holdout"]}
-
-
-def _stop_rule(
-    config: ForgetConfig, before: Mapping[str, float], reference: Mapping[str, float] | None
-) -> StopRule | None:
-    if config.stop.metric:
-        return parse_rule(config.stop.metric, before)
-    value, why = before["verbmem_holdout"], "never-seen documents before the run"
-    if reference is not None:
-        value, why = reference["verbmem_f"], "the reference model's"
-    looping = before["degenerate"] + MORE_DEGENERATE if config.method.loops_every else None  # else it may never fall
-    return StopRule("verbmem_f", "<=", value, why, most_degenerate=looping)
 
 
 @contextmanager

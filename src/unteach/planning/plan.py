@@ -155,6 +155,7 @@ def plan(config: ForgetConfig, ranks: int | None = None) -> Plan:
     Raises:
         InputError: A model that the settings name cannot be used.
     """
+    config = config.chosen()
     device = config.resolved_device()
     ranks = ranks or int(os.environ.get("WORLD_SIZE", "1"))
     here = min(ranks, int(os.environ.get("LOCAL_WORLD_SIZE", ranks)))

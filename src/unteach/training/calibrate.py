@@ -41,6 +41,9 @@ TEACHER_MEMORY = 5.0
 DAMPING_SHARE, STEP_SHARE = 0.1, 0.4
 TEACHER_WAY = 1.4
 ADAMW_LR, ADAMW_ALPHA = 1e-5, 0.05
+SIGN_STEP_DIVERGENCE = 2e-3
+"""AdamW's first step, of one size in every weight, should move general text by so many nats per token."""
+MATCH_ALPHA = 0.5
 SMALLEST_DIVERGENCE = 1e-4
 """The step along g is made long enough for this much divergence, far above rounding."""
 NOISE_SAMPLE = 4
@@ -100,8 +103,9 @@ def measure(
     whole_norm = global_norm([p.grad for p in parameters if p.grad is not None])
     distance = whole / whole_norm if whole_norm else math.nan
     loss_value = whole
-    if config.method.token_share < 1:
-        loss_value = _forget_gradient(model, parameters, sequences, config, config.method.token_share)
+    share = config.method.token_share or 1.0
+    if share < 1:
+        loss_value = _forget_gradient(model, parameters, sequences, config, share)
     gradients = [p.grad for p in parameters]
     for p in parameters:
         p.grad = None
@@ -178,7 +182,7 @@ def rounding_noise(
     exact_config = dataclasses.replace(config, precision=dataclasses.replace(config.precision, divergence="fp32"))
     sample = min(NOISE_SAMPLE, config.micro_batch or NOISE_SAMPLE)
     sequences = [forget.sequences[n] for n in forget.numbers(0, min(sample, config.batch))]
-    _forget_gradient(model, parameters, sequences, config, config.method.token_share)
+    _forget_gradient(model, parameters, sequences, config, config.method.token_share or 1.0)
     norm = global_norm([p.grad for p in parameters if p.grad is not None])
     signal = (method.alpha or 1.0) * norm
     held = _held(general, min(sample, config.general_batch), method.divergence, None)

@@ -138,8 +138,8 @@ class Search:
         last: The step at which the run ends in any case.
         utility_floor: See ``utility_problem``.
 
-    Where the rule has several conditions, or one that can be overshot, the next evaluation comes as soon as the last two
-    let expect that it is met. If it never is, the evaluated model with the smallest distance from it is kept.
+    Where the rule has several conditions, or one that can be overshot, the next evaluation comes as soon as the last
+    two let expect that it is met. If it never is, the evaluated model with the smallest distance from it is kept.
 
     Attributes:
         unmet: The last evaluated step at which the rule was not met; the search goes back to it.

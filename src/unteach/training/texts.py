@@ -50,7 +50,7 @@ class OtherModels:
         self._model, self._base, self._config = model, base, config
         losses = [LOSSES[method.loss] for method in methods]
         kinds = {(loss.base, loss.reads == "log_odds") for loss in losses}
-        sure = any(method.token_share < 1 for method in methods)
+        sure = any((method.token_share or 1.0) < 1 for method in methods)
         self.initial = LogOddsOfModel(model, sequences, config) if sure or ("initial", True) in kinds else None
         self.given = LogOddsOfModel(base, sequences, config) if ("given", True) in kinds else None
         self._parameters = list(parameters.values())
@@ -109,8 +109,9 @@ def _documents(texts: Texts, method: Method, config: ForgetConfig, step: int, ot
     changes: dict[str, Any] = {}
     if others is None:
         return pull
-    if others.initial and method.token_share < 1:
-        changes["chosen"] = others.initial.least_sure(numbers, method.token_share)
+    share = method.token_share or 1.0
+    if others.initial and share < 1:
+        changes["chosen"] = others.initial.least_sure(numbers, share)
     compared = {"initial": others.initial, "given": others.given, None: None}[loss.base]
     if loss.reads == "log_odds" and compared:
         changes["base_log_odds"] = [compared.values[n] for n in numbers]

@@ -43,7 +43,7 @@ def configured(case: dict, folder: Path) -> ForgetConfig:
     """The settings of a case as the config spells them."""
     from unteach.config import Method, Stop
 
-    case = dict(case)
+    case = {"optimizer": "mean_teacher", "loss": "nlul"} | case
     options = case.pop("options", {})
     micro_batch = case.pop("micro_batch", None)
     return ForgetConfig(

@@ -303,6 +303,30 @@ def _membership(evaluation: Evaluation, _: str) -> None:
     measure_membership(evaluation)
 
 
+@measurement("membership", "membership_forget", "membership_holdout", by_default=False)
+def _membership_for_stop_rules(evaluation: Evaluation, name: str) -> None:
+    """The two AUCs that a stop rule looks at, and the losses, without intervals and lower-cased texts."""
+    from unteach.evaluation import membership
+
+    benchmark = evaluation.benchmark
+    parts = {part: getattr(benchmark, f"membership_{part}") for part in ("forget", "retain", "holdout")}
+    texts = {part: group for part, group in parts.items() if group}
+    total = sum(map(len, texts.values()))
+    scores, _ = membership.score_texts(
+        evaluation.model,
+        evaluation.tokenizer,
+        texts,
+        tokens=benchmark.settings.membership_tokens,
+        lower=False,
+        batching=evaluation.batches(name, total),
+    )
+    for part, group in scores.items():
+        evaluation.add(f"nll_{part}", float(np.mean([text["ppl"] for text in group])), (None, None), len(group))
+    for score in ("min_40", "ppl"):
+        forget, holdout = ([text[score] for text in scores[part]] for part in ("forget", "holdout"))
+        evaluation.add(f"auc_forget_holdout_{score}", membership.membership_auc(forget, holdout), (None, None), total)
+
+
 @measurement("mmlu_val", "multiple_choice", absent="multiple-choice questions")
 def _multiple_choice(evaluation: Evaluation, name: str) -> None:
     from unteach.evaluation.questions import answer_choices

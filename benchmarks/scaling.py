@@ -35,7 +35,17 @@ from unteach.data import ForgetBatches
 from unteach.method.optimizers import make_optimizer
 from unteach.models import trainable_parameters
 
-METHOD = Method(loss="nlul", divergence="kl", alpha=0.05, lr=5e-4, teacher_rate=10.0, damping=5.0)
+METHOD = Method(
+    optimizer="mean_teacher",
+    token_share=0.25,
+    loops_every=4,
+    loss="nlul",
+    divergence="kl",
+    alpha=0.05,
+    lr=5e-4,
+    teacher_rate=10.0,
+    damping=5.0,
+)
 
 
 def measure(model, batch, tokens, compiled, options, ceiling):

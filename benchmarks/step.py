@@ -42,7 +42,17 @@ from unteach.method.optimizers import make_optimizer
 from unteach.models import trainable_parameters
 from unteach.training import step as step_module
 
-METHOD = Method(loss="nlul", divergence="kl", alpha=0.05, lr=5e-4, teacher_rate=10.0, damping=5.0)
+METHOD = Method(
+    optimizer="mean_teacher",
+    token_share=0.25,
+    loops_every=4,
+    loss="nlul",
+    divergence="kl",
+    alpha=0.05,
+    lr=5e-4,
+    teacher_rate=10.0,
+    damping=5.0,
+)
 
 
 class Clock:

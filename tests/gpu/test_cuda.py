@@ -29,7 +29,16 @@ pytestmark = [
 ]
 SEQUENCES = [list(range(1 + n, 40 + n)) for n in range(4)]
 GENERAL: Any = SimpleNamespace(batch=lambda step, size: [list(range(100 + 7 * n, 140 + 7 * n)) for n in range(size)])
-METHOD = Method(loss="ll", alpha=1.0, lr=0.05, teacher_rate=4.0, damping=0.1)
+METHOD = Method(
+    optimizer="mean_teacher",
+    token_share=0.25,
+    loops_every=4,
+    loss="ll",
+    alpha=1.0,
+    lr=0.05,
+    teacher_rate=4.0,
+    damping=0.1,
+)
 
 
 def cuda_parameters(seed: int = 0) -> list[torch.nn.Parameter]:

@@ -37,8 +37,18 @@ from unteach.training.texts import OtherModels, Texts, texts_of_step
 
 VOCABULARY, STEPS, RANKS = 96, 2, 2
 METHODS = {
-    "mean_teacher": Method(alpha=0.5, lr=0.05, teacher_rate=4.0, damping=0.1, momentum=0.9),
-    "adamw": Method(optimizer="adamw", alpha=0.5, lr=1e-2, warmup=0),
+    "mean_teacher": Method(
+        optimizer="mean_teacher",
+        loss="nlul",
+        token_share=0.25,
+        loops_every=4,
+        alpha=0.5,
+        lr=0.05,
+        teacher_rate=4.0,
+        damping=0.1,
+        momentum=0.9,
+    ),
+    "adamw": Method(loss="nlul", token_share=0.25, loops_every=4, optimizer="adamw", alpha=0.5, lr=1e-2, warmup=0),
 }
 COMBINATIONS = [
     dict(zip(("loss", "optimizer", "trainable", "tied"), values, strict=True))

@@ -30,9 +30,22 @@ from unteach.training.passes import computing, forget_term, held_term, hidden_st
 from unteach.training.texts import OtherModels
 
 METHODS = {
-    "mean teacher": Method(alpha=0.1, lr=1e-3, teacher_rate=1.0, damping=1.0),
-    "adamw": Method(optimizer="adamw", loss="ll", divergence="qkl_frozen", alpha=0.1, lr=1e-5),
-    "adamw it": Method(optimizer="adamw", loss="it", divergence="kl_reverse", alpha=0.1, lr=1e-5),
+    "mean teacher": Method(
+        optimizer="mean_teacher",
+        loss="nlul",
+        token_share=0.25,
+        loops_every=4,
+        alpha=0.1,
+        lr=1e-3,
+        teacher_rate=1.0,
+        damping=1.0,
+    ),
+    "adamw": Method(
+        token_share=0.25, loops_every=4, optimizer="adamw", loss="ll", divergence="qkl_frozen", alpha=0.1, lr=1e-5
+    ),
+    "adamw it": Method(
+        token_share=0.25, loops_every=4, optimizer="adamw", loss="it", divergence="kl_reverse", alpha=0.1, lr=1e-5
+    ),
 }
 
 

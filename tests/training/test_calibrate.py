@@ -120,7 +120,9 @@ def test_auto_is_fp16_on_cuda_and_fp32_elsewhere() -> None:
 
 def test_numbers_that_are_given_stay() -> None:
     method = calibrated(
-        Method(alpha=0.3, damping=2.0), Measured(loss=2.0, gradient_norm=4.0, curvature=1.0, distance=0.5), 100
+        Method(optimizer="mean_teacher", loss="nlul", token_share=0.25, loops_every=4, alpha=0.3, damping=2.0),
+        Measured(loss=2.0, gradient_norm=4.0, curvature=1.0, distance=0.5),
+        100,
     )
     assert (method.alpha, method.damping) == (0.3, 2.0)
     assert method.lr is not None
@@ -129,13 +131,34 @@ def test_numbers_that_are_given_stay() -> None:
 
 
 def test_what_is_missing_is_measured_and_what_cannot_be_is_named() -> None:
-    assert not is_complete(Method(alpha=1.0, lr=0.1))
-    assert is_complete(Method(alpha=1.0, lr=0.1, teacher_rate=1.0, damping=0.0))
-    assert is_complete(Method(optimizer="adamw", alpha=1.0, lr=0.1))
+    assert not is_complete(
+        Method(optimizer="mean_teacher", loss="nlul", token_share=0.25, loops_every=4, alpha=1.0, lr=0.1)
+    )
+    assert is_complete(
+        Method(
+            optimizer="mean_teacher",
+            loss="nlul",
+            token_share=0.25,
+            loops_every=4,
+            alpha=1.0,
+            lr=0.1,
+            teacher_rate=1.0,
+            damping=0.0,
+        )
+    )
+    assert is_complete(Method(loss="nlul", token_share=0.25, loops_every=4, optimizer="adamw", alpha=1.0, lr=0.1))
     measured = Measured(loss=2.0, gradient_norm=4.0, curvature=1.0, distance=0.5)
     with pytest.raises(InputError, match="give alpha too"):
-        calibrated(Method(teacher_rate=0.0), measured, 100)
-    frozen = calibrated(Method(teacher_rate=0.0, alpha=0.2), measured, 100)
+        calibrated(
+            Method(optimizer="mean_teacher", loss="nlul", token_share=0.25, loops_every=4, teacher_rate=0.0),
+            measured,
+            100,
+        )
+    frozen = calibrated(
+        Method(optimizer="mean_teacher", loss="nlul", token_share=0.25, loops_every=4, teacher_rate=0.0, alpha=0.2),
+        measured,
+        100,
+    )
     assert frozen.teacher_rate == 0.0
     assert is_complete(frozen)
 
@@ -143,7 +166,9 @@ def test_what_is_missing_is_measured_and_what_cannot_be_is_named() -> None:
 @pytest.mark.parametrize(("wished", "damping_share"), [(40, 0.457), (100, 0.232)])
 def test_the_rule(wished: int, damping_share: float) -> None:
     measured = Measured(loss=2.0, gradient_norm=4.0, curvature=3.0, distance=0.5)
-    method = calibrated(Method(), measured, wished)
+    method = calibrated(
+        Method(optimizer="mean_teacher", loss="nlul", token_share=0.25, loops_every=4), measured, wished
+    )
     alpha, lr, rate, damping = (float(getattr(method, n)) for n in ("alpha", "lr", "teacher_rate", "damping"))
     effective = damping + (1 - method.momentum) * rate / (1 - lr * rate)
     assert lr * rate == pytest.approx(5 / wished)
@@ -157,7 +182,10 @@ def test_the_numbers_follow_a_scaling_of_the_weights() -> None:
     scaled = Measured(
         loss=2.0, gradient_norm=4.0 / 7, curvature=3.0 / 7**2, distance=0.5 * 7
     )  # weights 7 times as large
-    plain, larger = (calibrated(Method(), m, 100) for m in (measured, scaled))
+    plain, larger = (
+        calibrated(Method(optimizer="mean_teacher", loss="nlul", token_share=0.25, loops_every=4), m, 100)
+        for m in (measured, scaled)
+    )
     assert larger.alpha == pytest.approx(plain.alpha)
     assert larger.lr == pytest.approx(7**2 * (plain.lr or 0))
     assert larger.teacher_rate == pytest.approx((plain.teacher_rate or 0) / 7**2)

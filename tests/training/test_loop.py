@@ -28,8 +28,10 @@ from unteach.training.texts import Texts
 FORGET = [f"{s} It was the {n}th time in {1900 + n}." for n, s in enumerate(SENTENCES * 3)]
 GENERAL = [f"{a} {b}" for a in SENTENCES for b in SENTENCES] * 4
 PAPER = {"token_share": 1.0, "loops_every": 0}
-METHOD = Method(alpha=0.5, lr=0.02, teacher_rate=4.0, damping=0.1, momentum=0.9, **PAPER)
-ADAMW = Method(optimizer="adamw", alpha=0.5, lr=1e-3, warmup=2, **PAPER)
+METHOD = Method(
+    optimizer="mean_teacher", loss="nlul", alpha=0.5, lr=0.02, teacher_rate=4.0, damping=0.1, momentum=0.9, **PAPER
+)
+ADAMW = Method(loss="nlul", optimizer="adamw", alpha=0.5, lr=1e-3, warmup=2, **PAPER)
 
 
 def make(dtype=torch.float32, trainable="blocks", **settings):
@@ -109,7 +111,12 @@ def test_gradient_is_that_of_the_full_logit_definitions(loss, divergence):
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-3), (torch.float64, 1e-9)])
 @pytest.mark.parametrize(
-    "method", [METHOD, ADAMW, Method(loss="npo", alpha=0.5, lr=0.02, teacher_rate=4.0, damping=0.1, **PAPER)]
+    "method",
+    [
+        METHOD,
+        ADAMW,
+        Method(optimizer="mean_teacher", loss="npo", alpha=0.5, lr=0.02, teacher_rate=4.0, damping=0.1, **PAPER),
+    ],
 )
 def test_result_does_not_depend_on_the_micro_batch(tmp_path, dtype, tolerance, method):
     displacements = []
@@ -138,7 +145,17 @@ def test_frozen_parts_do_not_change_and_all_can_be_trained(tmp_path):
 
 def test_unlearning_raises_the_nll_of_the_forget_text(tmp_path):
     rows = []
-    method = Method(loss="ll", alpha=2.0, lr=0.05, teacher_rate=4.0, damping=0.05, clip=None)
+    method = Method(
+        optimizer="mean_teacher",
+        token_share=0.25,
+        loops_every=4,
+        loss="ll",
+        alpha=2.0,
+        lr=0.05,
+        teacher_rate=4.0,
+        damping=0.05,
+        clip=None,
+    )
     run(tmp_path, made=make(max_steps=20, evaluate_every=20, method=method), log=rows.append)
     assert rows[-1]["nll_forget"] > rows[0]["nll_forget"] + 0.1
     assert rows[0]["divergence"] == 0.0, "student and teacher start equal"
@@ -265,7 +282,9 @@ def test_a_repeated_run_is_identical_and_another_seed_is_not(tmp_path):
 
 @pytest.mark.parametrize("method", [METHOD, pytest.param(ADAMW, marks=pytest.mark.slow)])
 def test_a_paused_run_goes_on_bit_for_bit(tmp_path, method):
-    phases = (Method(optimizer="adamw", alpha=0.5, lr=1e-3, warmup=0, steps=4),)
+    phases = (
+        Method(loss="nlul", token_share=0.25, loops_every=4, optimizer="adamw", alpha=0.5, lr=1e-3, warmup=0, steps=4),
+    )
     _, expected = run(tmp_path / "whole", made=make(method=method, phases=phases))
     for pause_after in (1, 3, 6, 11):
         steps = []
@@ -335,7 +354,10 @@ def test_anchored_adamw_is_adamw_with_clipping_and_warm_up():
 
 def test_a_method_without_numbers_is_refused():
     with pytest.raises(ValueError, match="lr is None: measure it first"):
-        make_optimizer([torch.nn.Parameter(torch.ones(1))], Method())
+        make_optimizer(
+            [torch.nn.Parameter(torch.ones(1))],
+            Method(optimizer="mean_teacher", loss="nlul", token_share=0.25, loops_every=4),
+        )
 
 
 @pytest.mark.parametrize("optimizer", ["mean_teacher", "adamw"])

@@ -139,7 +139,7 @@ def test_a_gradient_beyond_float16_is_computed_again_with_a_smaller_scale(monkey
         parameters = list(trainable_parameters(model, "blocks").values())
         optimizer = MeanTeacher(parameters, clip=None)
         config = ForgetConfig(model="", precision=Precision(forget="fp16", divergence="fp16"), batch=3, general_batch=3)
-        method = Method(loss="ll", alpha=1.0)
+        method = Method(optimizer="mean_teacher", token_share=0.25, loops_every=4, loss="ll", alpha=1.0)
         one_step(model, optimizer, ForgetBatches(SEQUENCES, 0), Chunks(), method, config)
         return [p.detach() for p in parameters]
 

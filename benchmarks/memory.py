@@ -67,7 +67,7 @@ def settings(case, folder, device):
         model=model_folder(model, folder), out=str(Path(folder) / "run"), device=device, batch=batch,
         general_batch=batch, micro_batch=micro_batch, max_tokens=tokens, general_tokens=general_tokens,
         trainable=trainable, precision=Precision(forget=precision, divergence=precision),
-        method=Method(loss="nlul", token_share=0.25, loops_every=4, optimizer=optimizer, alpha=0.1, lr=1e-5, teacher_rate=1.0, damping=1.0),
+        method=Method(loss="nlul", optimizer=optimizer, alpha=0.1, lr=1e-5, teacher_rate=1.0, damping=1.0),
     )  # fmt: skip
 
 

@@ -120,7 +120,7 @@ def run_steps(case, **settings):
     """Rows of metrics, and the displacement, of a few steps."""
     model, parameters, forget, config, start = make(**case, **({"batch": 3, "general_batch": 3} | settings))
     optimizer = make_optimizer(parameters.values(), config.method)
-    base = small_llama(False, case["dtype"], seed=5, width=16) if config.method.loss == "it" else None
+    base = small_llama(False, case["dtype"], seed=5, width=16) if LOSSES[config.method.loss].base == "given" else None
     others = OtherModels(model, parameters, base, forget.sequences, config, [config.method])
     texts = Texts(forget, General())
     rows = []

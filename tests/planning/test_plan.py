@@ -441,7 +441,7 @@ def test_on_a_gpu_an_evaluation_takes_what_is_free(tmp_path: Path, monkeypatch: 
     config = ForgetConfig(model=folder, micro_batch=1, general_batch=1, probes=256)
 
     def memory(available: int | None) -> plan_module.Memory:
-        return plan_module._Run(config, torch.device("cuda"), 1, available).memory(config)
+        return plan_module._Run(config.chosen(), torch.device("cuda"), 1, available).memory(config.chosen())
 
     wished, plenty = memory(None), memory(64 * gib)
     assert wished.peak == "in an evaluation"

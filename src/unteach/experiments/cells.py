@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import unteach
-from unteach.config import Method
+from unteach.config import ForgetConfig, Method
 from unteach.evaluation.metrics import METRICS, describe
 from unteach.method.losses import LOSSES
 from unteach.writing import format_number, markdown_table
@@ -57,6 +57,7 @@ KEY_DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "loss npo": {"beta": 0.1, "ratio": "sum"},
     "loss nlul": {"tolerance": 0.0},
+    "loss match": {"pull": "softplus", "margin": 0.0},
     "Precision": {"forget": "auto", "divergence": "auto"},
     "Stop": {"metric": None, "parity": None, "utility_floor": 0.5},
     "RecoverySettings": {"lr": 1e-4, "steps": 100, "batch": 16, "max_tokens": 512},
@@ -75,6 +76,8 @@ then name the new value, and cells of the old one are not taken for cells of the
 def differing(settings: Any) -> dict[str, Any]:
     """The fields of a settings dataclass that differ from ``KEY_DEFAULTS``, as plain JSON values."""
     frozen, found = KEY_DEFAULTS.get(type(settings).__name__, {}), {}
+    if isinstance(settings, ForgetConfig | Method):
+        settings = settings.chosen()
     for field in dataclasses.fields(settings):
         default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
         value = _plain(getattr(settings, field.name))

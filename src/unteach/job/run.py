@@ -23,12 +23,13 @@ from unteach.job.card import model_card
 from unteach.job.inputs import Inputs, as_documents, prepared, read_inputs, without_overlap
 from unteach.job.probes import CHEAP, STOP, run_probes
 from unteach.job.run_folder import MeasuredOnce, RunFolder, SharedScores
+from unteach.job.save import save_result
 from unteach.job.stop_rule import choice, saw_the_documents, stop_rule
 from unteach.job.tracking import StepLog, check_tracker
 from unteach.method.losses import LOSSES
 from unteach.method.optimizers import OPTIMIZERS
-from unteach.models import context_length, rounding_loss, save_model
-from unteach.models.distributed import from_first_rank, full_tensor, is_first_rank, join, ranks, wait_for_all
+from unteach.models import context_length
+from unteach.models.distributed import from_first_rank, is_first_rank, join, ranks
 from unteach.training.calibrate import calibrated, is_complete, measure, noise_warning
 from unteach.training.checkpoint import Checkpoints
 from unteach.training.loop import Outcome, unlearn
@@ -37,8 +38,6 @@ from unteach.training.texts import Texts
 
 __all__ = ["ForgetResult", "forget", "run_forget"]
 
-LARGEST_ROUNDING = 0.01
-"""Share of the displacement that rounding to the source's dtype may lose before float32 is saved instead."""
 HELDOUT_GENERAL = 64
 """General documents set aside for measuring, never trained on."""
 FEWEST_GENERAL = 4
@@ -378,29 +377,8 @@ class ForgetJob:
             scores={"before": result.before, "after": result.after},
             notes=[result.stop["reason"], *notes],
         )
-        self.say(_save(self.inputs.model, self.parameters, self.inputs.tokenizer, config, out / "model", card))
+        self.say(save_result(self.inputs.model, self.parameters, self.inputs.tokenizer, config, out / "model", card))
         self.folder.write_json("result.json", result.to_dict())
-
-
-def _save(model: Any, parameters: Mapping[str, Any], tokenizer: Any, config: ForgetConfig, out: Path, card: str) -> str:
-    """Save the model; the first rank writes what all gather. Returns a line for people."""
-    changed: dict[str, Any] | list[str] = list(parameters)
-    if ranks() > 1:
-        changed = {}
-        for name, value in parameters.items():
-            whole = full_tensor(value.detach())
-            if is_first_rank():
-                changed[name] = whole.to("cpu")
-    line = ""
-    if is_first_rank():
-        save_dtype = torch.float32 if config.save_dtype == "float32" else None
-        if config.save_dtype == "auto":
-            lost = rounding_loss(model, config.model, changed=changed).relative
-            save_dtype = torch.float32 if lost > LARGEST_ROUNDING else None
-        rounding = save_model(model, tokenizer, config.model, out, changed=changed, card=card, save_dtype=save_dtype)
-        line = f"model saved to {out}; {rounding.summary()}"
-    wait_for_all()
-    return line
 
 
 @contextmanager

@@ -121,7 +121,8 @@ def main():
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.measure:
-        from unteach.config import ForgetConfig, from_yaml
+        from unteach.config import ForgetConfig
+        from unteach.settings import from_yaml
 
         config = from_yaml(ForgetConfig, arguments.measure)
         print(json.dumps(measure(config, random_weights=not config.model.startswith("micro:"))))
@@ -130,8 +131,8 @@ def main():
     import torch
     import transformers
 
-    from unteach.config import to_yaml
     from unteach.planning.plan import ALLOWANCE, plan
+    from unteach.settings import to_yaml
 
     name = torch.cuda.get_device_name() if arguments.device == "cuda" else platform.machine()
     print(f"{name}, torch {torch.__version__}, transformers {transformers.__version__}; MiB")

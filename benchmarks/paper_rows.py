@@ -29,11 +29,12 @@ import torch
 from safetensors.torch import save_file
 
 from measuring import RandomText, machine, make_model, one_step, parser, random_sequences, record, synchronize, table
-from unteach.config import ForgetConfig, Precision, from_yaml
+from unteach.config import ForgetConfig, Precision
 from unteach.data import ForgetBatches
 from unteach.method.optimizers import make_optimizer
 from unteach.models import load_tokenizer, trainable_parameters
 from unteach.planning.plan import EVALUATION, plan
+from unteach.settings import from_yaml
 from unteach.training.texts import OtherModels
 
 FOLDER = Path(__file__).resolve().parent.parent / "configs"

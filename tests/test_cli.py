@@ -16,7 +16,7 @@ from tiny_models import SENTENCES, save_tiny
 from unteach.cli import COMMANDS, main
 from unteach.config import ForgetConfig
 from unteach.errors import InputError
-from unteach.flags import help_text, parse
+from unteach.settings import help_text, parse
 
 QUICK = (
     "--batch 4 --general-batch 4 --general-tokens 24 --max-steps 4 --evaluate-every 2 --probes 2 --alpha 0.5 --lr 0.02"

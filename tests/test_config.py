@@ -8,9 +8,9 @@ import pytest
 import torch
 import yaml
 
-from unteach.config import ForgetConfig, Method, Precision, Stop, from_yaml, nearest_name, to_yaml
+from unteach.config import ForgetConfig, Method, Precision, Stop
 from unteach.errors import InputError
-from unteach.flags import parse
+from unteach.settings import from_yaml, nearest_name, parse, to_yaml
 
 
 def problems(action: Any, *arguments: Any, **options: Any) -> list[str]:
@@ -281,6 +281,28 @@ def test_options_are_flags_and_former_names_work() -> None:
     assert config.base == "small"
     with pytest.raises(InputError, match="--loss-options beta: write NAME=VALUE"):
         parse(ForgetConfig, ["m", "--loss-options", "beta"], positional="model", flatten=("method",))
+
+
+def test_settings_of_older_versions(tmp_path: Path) -> None:
+    """An old run folder's file has the options of every loss beside it, and null for no unlearning of loops."""
+    text = """
+model: m
+wished_steps: 9
+method: {loss: npo, beta: 0.3, ratio: mean, tolerance: 0.0, loops_every: null}
+phases: [{loss: ll, beta: 0.1, ratio: sum, tolerance: 0.0, steps: 2}]
+"""
+    read = from_yaml(ForgetConfig, write(tmp_path, text))
+    assert read.expected_steps == 9
+    assert read.method == Method(loss="npo", loss_options={"beta": 0.3, "ratio": "mean"}, loops_every=0)
+    assert read.phases == (Method(loss="ll", steps=2),)
+    words = ["m", "--wished-steps", "9", "--loss", "nlul", "--tolerance", "0.02", "--beta=0.1"]
+    config = parse(ForgetConfig, words, positional="model", flatten=("method",))
+    assert config.expected_steps == 9
+    assert config.method == Method(loss="nlul", loss_options={"tolerance": 0.02})
+    (problem,) = problems(
+        parse, ForgetConfig, ["m", "--loss", "ll", "--beta", "0.5"], positional="model", flatten=("method",)
+    )
+    assert problem == "loss_options: forget loss 'll' has no hyper-parameter 'beta': allowed are none"
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from unteach.config import ForgetConfig, Method, Precision, Stop, from_yaml
+from unteach.config import ForgetConfig, Method, Precision, Stop
+from unteach.settings import from_yaml
 
 FOLDER = Path(__file__).parent.parent / "configs"
 NEWS = {"document_mode": "truncate", "batch": 40, "general_batch": 40, "evaluate_every": 100, "max_steps": 2000}

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import unteach
-from unteach import cli, flags
+from unteach import cli, settings
 from unteach.config import ForgetConfig
 from unteach.errors import InputError
 
@@ -103,11 +103,13 @@ def problems_of(command):
                 _, arguments = cli._take_switch(arguments, switch)
             for flag in ("--config", "--resume", "--ranks"):
                 _, arguments = cli._take_value(arguments, flag)
-            flags.parse(ForgetConfig, arguments, positional="model", flatten=("method",))
+            settings.parse(ForgetConfig, arguments, positional="model", flatten=("method",))
         else:
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(
-                    cli, "_run_command", lambda given, _, kind, where, *rest: flags.parse(kind, given, positional=where)
+                    cli,
+                    "_run_command",
+                    lambda given, _, kind, where, *rest: settings.parse(kind, given, positional=where),
                 )
                 cli.COMMANDS[name].run(arguments)
     except InputError as error:

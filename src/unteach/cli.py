@@ -99,7 +99,8 @@ def _speaks() -> bool:
 
 
 def _forget(arguments: list[str]) -> None:
-    from unteach.config import ForgetConfig, from_yaml
+    from unteach.config import ForgetConfig
+    from unteach.settings import from_yaml
 
     _help(arguments, "forget", ForgetConfig, flatten=("method",))
     as_json, arguments = _take_switch(arguments, "--json")
@@ -165,8 +166,8 @@ def _before_and_after(before: Mapping[str, float], after: Mapping[str, float]) -
 
 
 def _forget_config(arguments: list[str]) -> ForgetConfig:
-    from unteach.config import ForgetConfig, from_yaml, read_settings
-    from unteach.flags import parse
+    from unteach.config import ForgetConfig
+    from unteach.settings import from_yaml, parse, read_settings
 
     path, arguments = _take_value(arguments, "--config")
     start = read_settings(path) if path is not None else None
@@ -237,7 +238,7 @@ def _run_command(
     show: Callable[[dict[str, Any]], None] = lambda result: None,
 ) -> None:
     """Read the options, run the command, and print its result as JSON or for people."""
-    from unteach.flags import parse
+    from unteach.settings import parse
 
     _help(arguments, name, kind)
     options = parse(kind, arguments, positional=positional)
@@ -310,7 +311,7 @@ def _overview() -> str:
 
 def _help(arguments: list[str], name: str, kind: type, flatten: Sequence[str] = ()) -> None:
     if "--help" in arguments or "-h" in arguments:
-        from unteach.flags import help_text
+        from unteach.settings import help_text
 
         command = COMMANDS[name]
         text = help_text(

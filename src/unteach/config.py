@@ -1,4 +1,4 @@
-"""Settings of a run as frozen dataclasses: YAML in and out, every problem reported at once.
+"""Settings of a run as frozen dataclasses, every problem reported at once; ``settings.py`` reads and writes them.
 
 A setting that is None is chosen by the program: ``calibrate.py`` measures the model and sets alpha, lr, teacher_rate
 and damping, and the choice is written to the run's ``config.yaml``.
@@ -7,29 +7,19 @@ and damping, and the choice is written to the run's ``config.yaml``.
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import types
-import typing
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
-import yaml
 
 from unteach.errors import InputError
 from unteach.method.divergences import DIVERGENCES
 from unteach.method.losses import LOSSES
 from unteach.method.optimizers import OPTIMIZERS
+from unteach.settings import nearest_name
 
-__all__ = [
-    "ForgetConfig", "Method", "Precision", "Stop", "checked", "from_yaml", "nearest_name", "read_settings",
-    "resolved_device", "to_yaml",
-]  # fmt: skip
+__all__ = ["ForgetConfig", "Method", "Precision", "Stop", "resolved_device"]
 
-_ARTICLES = {int: "a whole number", float: "a number", str: "text", bool: "true or false", Path: "a path"}
-FORMER_NAMES = {"incompetent": "base"}
-"""Other names under which fields of ``ForgetConfig`` are accepted, in files and as flags."""
 PassPrecision = Literal["auto", "fp32", "tf32", "fp16", "bf16"]
 
 
@@ -78,6 +68,24 @@ class Method:
     """AdamW: this many steps at a tenth of lr, then as many rising to it."""
     steps: int | None = None
     """Length of this phase; null for the last one, which runs until a stop rule or max_steps."""
+    FORMER_NAMES: ClassVar[dict[str, type]] = {"beta": float, "ratio": str, "tolerance": float}
+    """Accepted in files and as flags, see ``renamed``."""
+
+    @staticmethod
+    def renamed(content: dict[str, Any]) -> dict[str, Any]:
+        """Settings that may be of an older version, in today's names: a loss's options were fields of the method."""
+        defaults = {"beta": 0.1, "ratio": "sum", "tolerance": 0.0}
+        former = {name: content[name] for name in defaults if name in content}
+        if not former:
+            return content
+        now = {name: value for name, value in content.items() if name not in former}
+        loss = LOSSES.get(now.get("loss", "nlul"))
+        # An old file has the options of all losses: those of others are left out where they are as they always were.
+        own = {n: v for n, v in former.items() if (loss and n in loss.hyper) or v != defaults[n]}
+        now["loss_options"] = own | dict(now.get("loss_options") or {})
+        if "loops_every" in now and now["loops_every"] is None:
+            now["loops_every"] = 0  # null meant never
+        return now
 
     def problems(self, where: str) -> list[str]:
         """What is wrong with these settings, one line each."""
@@ -251,6 +259,14 @@ class ForgetConfig:
     save_dtype: Literal["auto", "source", "float32"] = "auto"
     """Dtype of the changed weights in the saved model: as in the source's files, or float32. auto: as in the source
     unless rounding would lose more than a hundredth of what was learnt."""
+    FORMER_NAMES: ClassVar[dict[str, type]] = {"incompetent": str, "wished_steps": int}
+    """Accepted in files and as flags, see ``renamed``."""
+
+    @staticmethod
+    def renamed(content: dict[str, Any]) -> dict[str, Any]:
+        """Settings that may be of an older version, in today's names."""
+        names = {"incompetent": "base", "wished_steps": "expected_steps"}
+        return {names.get(name, name): value for name, value in content.items()}
 
     def __post_init__(self) -> None:
         wrong = self.method.problems("")
@@ -323,139 +339,3 @@ def resolved_device(name: str) -> torch.device:
     except (RuntimeError, AssertionError, NotImplementedError):  # no such name, or PyTorch has none of it here
         raise InputError(f"device is {name!r}: it must be auto, cpu, or a device that is here, such as cuda") from None
     return device
-
-
-def to_yaml(config: Any) -> str:
-    """A config dataclass as YAML text that ``from_yaml`` reads back."""
-    return yaml.safe_dump(_plain(config), sort_keys=False, allow_unicode=True)
-
-
-def from_yaml(kind: type, path: str | Path, **overrides: Any) -> Any:
-    """Read a config dataclass from a YAML file.
-
-    Raises:
-        InputError: The file cannot be read, or has unknown keys (with the nearest known name) or values of a wrong
-            type. All problems are named.
-    """
-    problems: list[str] = []
-    values = checked(kind, read_settings(path) | overrides, "", problems)
-    if problems:
-        raise InputError([f"{path}: {problem}" for problem in problems])
-    return values
-
-
-def read_settings(path: str | Path) -> dict[str, Any]:
-    """The settings that a YAML file gives, as they stand there.
-
-    Raises:
-        InputError: The file cannot be read, or holds none.
-    """
-    try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(f"config {str(path)!r} does not exist: give a YAML file") from None
-    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
-        raise InputError(f"config {str(path)!r} cannot be read: {' '.join(str(error).split())}") from None
-    if not isinstance(content, dict):
-        raise InputError(f"config {str(path)!r} holds no settings: give lines such as 'max_steps: 200'")
-    return content
-
-
-def _plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value):
-        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    return [_plain(v) for v in value] if isinstance(value, tuple) else value
-
-
-def checked(kind: type, content: dict, where: str, problems: list[str]) -> Any:
-    """An instance of a dataclass from plain values; where ``problems`` are added to, of the others, or None.
-
-    Args:
-        kind: The dataclass.
-        content: Its fields' values.
-        where: Put before the names of fields.
-        problems: Gets a line for each unknown key, missing or wrong value.
-    """
-    hints = typing.get_type_hints(kind)
-    known = {f.name: f for f in dataclasses.fields(kind)}
-    values: dict[str, Any] = {}
-    for key, value in content.items():
-        key = FORMER_NAMES.get(key, key) if kind is ForgetConfig else key
-        if key not in known:
-            problems.append(f"unknown key {where}{key}{nearest_name(str(key), known)}")
-            continue
-        found = len(problems)
-        converted = _convert(hints[key], value, f"{where}{key}", problems)
-        if len(problems) == found or _has_settings(converted):
-            values[key] = converted
-    for name, f in known.items():
-        if name not in values and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
-            if name not in content:
-                problems.append(f"{where}{name} is missing")
-            values[name] = ""  # so that the other values can still be checked
-    try:
-        return kind(**values)
-    except InputError as error:
-        problems += error.problems
-        return None
-
-
-def _has_settings(value: Any) -> bool:
-    """Whether a value is settings that can be checked further, though a part of them was wrong and is left out."""
-    parts = value if isinstance(value, tuple) else (value,)
-    return len(parts) > 0 and all(dataclasses.is_dataclass(part) for part in parts)
-
-
-def _convert(hint: Any, value: Any, where: str, problems: list[str]) -> Any:
-    """``value`` as the annotated type, or a problem."""
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Union, types.UnionType):
-        if value is None and type(None) in arguments:
-            return None
-        return _convert(next(a for a in arguments if a is not type(None)), value, where, problems)
-    if origin is Literal:
-        if value not in arguments:
-            allowed = ", ".join(map(str, arguments))
-            problems.append(
-                f"{where} is {value!r}: it must be one of {allowed}{nearest_name(str(value), map(str, arguments))}"
-            )
-        return value
-    if dataclasses.is_dataclass(hint):
-        if not isinstance(value, dict):
-            problems.append(f"{where} is {value!r}: it must hold settings of its own")
-            return None
-        return checked(typing.cast(type, hint), value, f"{where}.", problems)
-    if origin is dict:
-        if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
-            problems.append(f"{where} is {value!r}: it must hold names and values")
-            return None
-        return dict(value)
-    if origin is tuple:
-        if not isinstance(value, (list, tuple)):
-            problems.append(f"{where} is {value!r}: it must be a list")
-            return None
-        kinds = [arguments[0]] * len(value) if arguments[-1] is Ellipsis else arguments
-        if len(kinds) != len(value):
-            problems.append(f"{where} is {value!r}: it must have {len(kinds)} entries")
-            return None
-        return tuple(
-            _convert(k, v, f"{where}[{i}]", problems) for i, (k, v) in enumerate(zip(kinds, value, strict=True))
-        )
-    if hint is float and isinstance(value, str):  # YAML reads 5e-4 as a string
-        try:
-            return float(value)
-        except ValueError:
-            pass
-    if hint is Path and isinstance(value, str):
-        return Path(value)
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
-        problems.append(f"{where} is {value!r}: it must be {_ARTICLES.get(hint, hint.__name__)}")
-    return value
-
-
-def nearest_name(given: str, known: Any) -> str:
-    """`` (did you mean X?)`` for the known name nearest to a given one, or nothing."""
-    nearest = difflib.get_close_matches(given, list(known), n=1)
-    return f" (did you mean {nearest[0]}?)" if nearest else ""

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from unteach.config import nearest_name
 from unteach.errors import InputError, Interrupted
 from unteach.experiments.paper import Experiment, experiment, experiment_names
 from unteach.experiments.presets import METHODS
+from unteach.settings import nearest_name
 from unteach.writing import write_whole
 
 __all__ = ["ReproduceOptions", "run", "write_readme"]

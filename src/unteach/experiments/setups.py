@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from unteach.config import ForgetConfig, Method, Stop, checked
+from unteach.config import ForgetConfig, Method, Stop
 from unteach.corpora import Benchmark, Probe
 from unteach.data import read_documents
 from unteach.errors import InputError
 from unteach.experiments.cells import Cell, differing, thinned
 from unteach.job.run_folder import MeasuredOnce, SharedScores
+from unteach.settings import checked
 
 if TYPE_CHECKING:
     from unteach.evaluation.scores import Scores

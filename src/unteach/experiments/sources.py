@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from unteach.config import ForgetConfig, Method, checked
+from unteach.config import ForgetConfig, Method
 from unteach.corpora import Question
 from unteach.corpora.catalog import UNLEARNED, add_multiple_choice, named_benchmark
 from unteach.data import EMBEDDED_GENERAL, GENERAL_BYTES, read_documents
@@ -22,6 +22,7 @@ from unteach.data.records import check_columns, read_rows, write_texts
 from unteach.errors import InputError
 from unteach.experiments.presets import METHODS, MICRO_SETTINGS, methods_of_the_paper
 from unteach.experiments.setups import Setup
+from unteach.settings import checked
 
 if TYPE_CHECKING:
     from unteach.experiments.reproduce import ReproduceOptions

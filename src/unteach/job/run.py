@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from unteach.config import ForgetConfig, from_yaml
+from unteach.config import ForgetConfig
 from unteach.corpora import Benchmark
 from unteach.data import EMBEDDED_GENERAL, Documents, ForgetBatches, GeneralText, read_documents, tokenise
 from unteach.errors import InputError
@@ -30,6 +30,7 @@ from unteach.method.losses import LOSSES
 from unteach.method.optimizers import OPTIMIZERS
 from unteach.models import context_length
 from unteach.models.distributed import from_first_rank, is_first_rank, join, ranks
+from unteach.settings import from_yaml
 from unteach.training.calibrate import calibrated, is_complete, measure, noise_warning
 from unteach.training.checkpoint import Checkpoints
 from unteach.training.loop import Outcome, unlearn

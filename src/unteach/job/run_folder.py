@@ -9,9 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from unteach.config import ForgetConfig, to_yaml
+from unteach.config import ForgetConfig
 from unteach.evaluation.scores import Scores
 from unteach.models.distributed import from_first_rank, is_first_rank
+from unteach.settings import to_yaml
 from unteach.writing import write_whole
 
 try:

@@ -13,8 +13,9 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from unteach.config import ForgetConfig, nearest_name
+from unteach.config import ForgetConfig
 from unteach.errors import InputError
+from unteach.settings import nearest_name
 from unteach.writing import write_whole
 
 __all__ = ["TRACKERS", "StepLog", "check_tracker"]

@@ -93,6 +93,9 @@ def test_forget_writes_a_run_folder_and_a_model_that_loads(capsys, inputs):
     ):
         assert (run / name).exists(), name
     assert len((run / "metrics.jsonl").read_text().splitlines()) == result["steps"]
+    looks = [json.loads(line) for line in (run / "evaluations/stop.jsonl").read_text().splitlines()]
+    assert (looks[0]["step"], looks[-1]["step"]) == (0, result["steps"])
+    assert all({"verbmem_f", "nll_general"} <= look.keys() for look in looks)
     model, source = (AutoModelForCausalLM.from_pretrained(folder) for folder in (run / "model", inputs / "model"))
     AutoTokenizer.from_pretrained(run / "model")
     assert any(not torch.equal(a, b) for a, b in zip(model.parameters(), source.parameters(), strict=True))

@@ -170,8 +170,8 @@ class Stop:
     """When a run ends. It also ends at max_steps."""
 
     metric: str | None = None
-    """A rule such as "verbmem_f <= 21.8". None: the forget documents are recited no better than the reference model
-    does, or than documents the model never saw."""
+    """A rule such as "verbmem_f <= 21.8" or "knowmem_f <= reference". None: the forget documents are recited no better
+    than the reference model does, or than documents the model never saw."""
     parity: bool | None = None
     """Stop only when the documents are neither detectable nor known any more: membership against holdout documents and
     answers to questions, where they can be measured, are as for never-seen text. None: if there are keep documents."""

@@ -225,9 +225,12 @@ def test_rules_are_read_and_wrong_ones_refused():
         ("verbmem_f", "write a metric"),
         ("a <= 1", "a is not measured.*measured are knowmem_f"),
         ("knowmem_f <= 1e", "write a metric"),
+        ("knowmem_f <= reference", "there is no reference model; give --reference"),
     ]:
         with pytest.raises(ValueError, match=match):
             parse_rule(text, {"knowmem_f": 1.0})
+    rule = parse_rule("a <= reference and b >= -1", ["a", "b"], {"reference": {"a": 3.5}})
+    assert [condition.value for condition in rule.conditions] == [3.5, -1.0]
 
 
 # ---- saving and going on -------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from unteach.evaluation.suite import evaluate
 from unteach.job.card import model_card
 from unteach.job.inputs import Inputs, as_documents, prepared, read_inputs, without_overlap
 from unteach.job.probes import CHEAP, STOP, run_probes
-from unteach.job.run_folder import MeasuredOnce, RunFolder, SharedScores
+from unteach.job.run_folder import STOP_SCORES, MeasuredOnce, RunFolder, SharedScores
 from unteach.job.save import save_result
 from unteach.job.stop_rule import choice, saw_the_documents, stop_rule
 from unteach.job.tracking import StepLog, check_tracker
@@ -252,7 +252,8 @@ class ForgetJob:
         except ValueError as error:  # no passage can be cut from what was given
             raise InputError(f"documents is {inputs.documents.name!r}: {error}") from None
         if config.stop.metric:
-            parse_rule(config.stop.metric, self.probes.names())  # a wrong rule is refused before any work
+            known = {} if inputs.reference is None else {"reference": dict.fromkeys(self.probes.names(), 0.0)}
+            parse_rule(config.stop.metric, self.probes.names(), known)  # a wrong rule is refused before any work
 
     def choose_numbers(self) -> None:
         """Measure the numbers of the method that are not given, and whether rounding would hide the first steps."""
@@ -297,6 +298,8 @@ class ForgetJob:
         compared = len(probes.stop.membership_forget), len(probes.stop.membership_holdout)
         self.rule = stop_rule(config, before, others, parity=self.parity, texts=compared)
         self.say(f"stops at {self.rule}")
+        if not (self.folder.path / STOP_SCORES).exists():
+            self.folder.add_line(STOP_SCORES, {"step": 0} | before)
         return Search(
             self.rule,
             before,
@@ -343,12 +346,15 @@ class ForgetJob:
         return {"seed": self.config.seed, "progress": None if is_first_rank() else False}
 
     def evaluate_stop(self, step: int) -> Mapping[str, float]:
-        """What the stop rule looks at; questions, the dearest, only where all else is as it should be."""
+        """What the stop rule looks at; questions, the dearest, only where all else is as it should be, or where the
+        config's own rule names them."""
         model, rule = self.inputs.model, self.rule
         scores = from_first_rank(self.measured(model, self.probes.stop, CHEAP))
         asked = [name for name in ("knowmem_f", "knowmem_r") if name in rule.metrics]
-        if asked and all(c.crossed(scores) for c in rule.conditions if c.metric not in asked):
+        due = self.config.stop.metric or all(c.crossed(scores) for c in rule.conditions if c.metric not in asked)
+        if asked and due:
             scores |= from_first_rank(self.measured(model, self.probes.stop, asked))
+        self.folder.add_line(STOP_SCORES, {"step": step} | scores)
         self.say(f"step {step}: " + ", ".join(f"{name} {value:.4g}" for name, value in scores.items()))
         return scores
 

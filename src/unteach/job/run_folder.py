@@ -20,8 +20,10 @@ try:
 except ImportError:  # not on Windows: there two processes may measure the same
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["MeasuredOnce", "RunFolder", "SharedScores"]
+__all__ = ["STOP_SCORES", "MeasuredOnce", "RunFolder", "SharedScores"]
 
+STOP_SCORES = "evaluations/stop.jsonl"
+"""A line for every evaluation of the stop rule, in the order in which they were made, and one before the first step."""
 T = TypeVar("T")
 MeasuredOnce = Callable[[str, Callable[[], Any]], Any]
 """Takes a name and what measures it; gives back what was measured under that name, once."""
@@ -82,6 +84,14 @@ class RunFolder:
         """Write a JSON file, all or nothing."""
         if is_first_rank():
             write_whole(self.path / name, json.dumps(content, indent=1, ensure_ascii=False))
+
+    def add_line(self, name: str, row: dict[str, Any]) -> None:
+        """Add a line to a file of JSON lines."""
+        if is_first_rank():
+            file = self.path / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with file.open("a", encoding="utf-8") as lines:
+                lines.write(json.dumps(row) + "\n")
 
     def remember(self, name: str, compute: Callable[[], dict[str, float]]) -> dict[str, float]:
         """Scores that the stop rule compares with: computed once, read back when a run is resumed."""

@@ -39,7 +39,7 @@ def stop_rule(
         texts: How many forget and holdout texts the membership AUC compares.
     """
     if config.stop.metric:
-        return parse_rule(config.stop.metric, before)
+        return parse_rule(config.stop.metric, before, others)
     reference = others.get("reference")
     value, why = before["verbmem_holdout"], "never-seen documents before the run"
     if reference is not None:

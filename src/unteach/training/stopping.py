@@ -15,6 +15,7 @@ __all__ = ["Condition", "Move", "Search", "StopRule", "parse_rule", "stop_at", "
 
 CAUTION = 0.7
 """The next evaluation comes after this share of the steps that the rule is expected to need."""
+_NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _COMPARE = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt}
 
 
@@ -234,29 +235,34 @@ class Search:
         self.interval = max(1, (crossed - self.unmet) // 5)
 
 
-def parse_rule(text: str, metrics: Collection[str]) -> StopRule:
-    """A rule such as ``verbmem_f <= 21.8``, or several joined by ``and``, on metrics that are measured.
+def parse_rule(text: str, metrics: Collection[str], models: Mapping[str, Mapping[str, float]] = {}) -> StopRule:
+    """A rule such as ``verbmem_f <= 21.8`` or ``knowmem_f <= reference``, or several joined by ``and``.
+
+    Args:
+        text: The rule.
+        metrics: Those that are measured.
+        models: Scores of other models, whose names may stand in place of a number.
 
     Raises:
-        InputError: It cannot be read, or a metric is not measured.
+        InputError: It cannot be read, or a metric or a model is not measured.
     """
     conditions = []
     for part in re.split(r"\s+and\s+", text.strip()):
-        match = re.fullmatch(r"\s*(\w+)\s*(<=|>=|<|>)\s*([-+.\deE]+)\s*", part)
-        try:
-            value = float(match.group(3)) if match else 0.0
-        except ValueError:
-            match = None
+        match = re.fullmatch(rf"(\w+)\s*(<=|>=|<|>)\s*({_NUMBER}|reference)", part.strip())
         if match is None:
             raise InputError(
                 f"stop.metric is {text!r}: write a metric, <= or >=, and a number, such as 'verbmem_f <= 21.8'"
             )
-        if match.group(1) not in metrics:
+        metric, comparison, value = match.groups()
+        if metric not in metrics:
             measured = ", ".join(metrics)
-            raise InputError(
-                f"stop.metric is {text!r}: {match.group(1)} is not measured in this run; measured are {measured}"
-            )
-        conditions.append(Condition(match.group(1), match.group(2), value))
+            raise InputError(f"stop.metric is {text!r}: {metric} is not measured in this run; measured are {measured}")
+        if value != "reference":
+            conditions.append(Condition(metric, comparison, float(value)))
+        elif "reference" in models:
+            conditions.append(Condition(metric, comparison, models["reference"][metric], "the reference model's"))
+        else:
+            raise InputError(f"stop.metric is {text!r}: there is no reference model; give --reference, or a number")
     return StopRule(tuple(conditions))
 
 

@@ -37,6 +37,14 @@ CASES["mt-micro-batches"] = MEAN_TEACHER | PAPER | {"micro_batch": 3}
 CASES["mt-measured"] = PAPER  # every number chosen by calibration
 CASES["adamw-npo-mean"] = ADAMW | PAPER | {"loss": "npo", "options": {"ratio": "mean", "beta": 0.2}}
 CASES["mt-nlul-surrogate"] = MEAN_TEACHER | PAPER | {"options": {"tolerance": 0.02}}
+MATCH, GATE = {"loss": "match"}, {"loss": "match", "options": {"pull": "gate", "margin": 0.5}}
+for optimizer, numbers in (("mt", MEAN_TEACHER), ("adamw", ADAMW)):
+    CASES[f"{optimizer}-it_forward-kl"] = numbers | PAPER | {"loss": "it_forward"}
+    CASES[f"{optimizer}-match-kl"] = numbers | PAPER | MATCH
+    CASES[f"{optimizer}-match-gate"] = numbers | PAPER | GATE
+    CASES[f"{optimizer}-keep"] = numbers | PAPER | {"keep_weight": 0.5}
+    CASES[f"{optimizer}-anchor"] = numbers | PAPER | {"anchor": 0.7}
+    CASES[f"{optimizer}-deep"] = numbers | PAPER | GATE | {"keep_weight": 2.0, "anchor": 1.0, "micro_batch": 2}
 
 
 def configured(case: dict, folder: Path) -> ForgetConfig:
@@ -45,12 +53,15 @@ def configured(case: dict, folder: Path) -> ForgetConfig:
 
     case = {"optimizer": "mean_teacher", "loss": "nlul"} | case
     options = case.pop("options", {})
-    micro_batch = case.pop("micro_batch", None)
+    micro_batch, keep_weight = case.pop("micro_batch", None), case.pop("keep_weight", None)
     return ForgetConfig(
         model=str(folder / "model"),
         documents=str(folder / "forget.jsonl"),
         general=str(folder / "general.jsonl"),
-        base=str(folder / "base") if case.get("loss") == "it" else None,
+        base=str(folder / "base") if case["loss"] in ("it", "it_forward", "match") else None,
+        keep=str(folder / "keep.jsonl") if keep_weight else None,
+        keep_weight=keep_weight or 1.0,
+        keep_batch=4,
         out=str(folder / "run"),
         method=Method(**case, loss_options=options),
         micro_batch=micro_batch,
@@ -63,7 +74,8 @@ def steps_of(name: str, folder: Path) -> dict[str, list[float]]:
     """What five steps of a case log, and how far the weights have moved."""
     forget = [f"{sentence} It was the {n}th time in {1900 + n}." for n, sentence in enumerate(SENTENCES * 3)]
     general = [f"{first} {second} Number {n}." for n, first in enumerate(SENTENCES * 3) for second in SENTENCES]
-    for file, texts in (("forget", forget), ("general", general)):
+    keep = [f"In {1800 + n}, said the baker, {' '.join(reversed(s.split()))}" for n, s in enumerate(SENTENCES * 4)]
+    for file, texts in (("forget", forget), ("general", general), ("keep", keep)):
         lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
         (folder / f"{file}.jsonl").write_text(lines, encoding="utf-8")
     save_tiny(folder / "model")

@@ -5,10 +5,12 @@ import torch
 from torch.nn.functional import logsigmoid
 
 import unteach
-from definitions import EXTREME_ROWS, NAIVE_LOSSES, RELATIVE, assert_matches_exact, exact_loss
+from definitions import EXTREME_ROWS, NAIVE_LOSSES, PARITY_ROWS, RELATIVE, assert_matches_exact, exact_loss
 from unteach.method.losses import token_log_odds
 
 DTYPES = [torch.float64, torch.float32]
+GATE = {"pull": "gate"}
+EVERY_FORM = [*((name, {}) for name in unteach.LOSSES), ("match", GATE), ("match", {"margin": 0.5})]
 
 
 def batch(vocabulary, dtype=torch.float64, seed=0, sequences=3, time=4):
@@ -42,6 +44,8 @@ HAND_LABELS = [[0, 0, 7]]
 HAND_MASK = [[True, True, False]]
 HAND_BASE = [[[1.0, 1.0], [-2.0, -2.0], [float("nan"), 0.0]]]
 # π(s) = 3/4 · 1/5 = 3/20, π_base(s) = 1/4, so the ratio is 3/5; σ(-β log r) = 1/(1 + r^β).
+# KL(half ‖ (3/4, 1/4)) = ½ log 2/3 + ½ log 2; KL(half ‖ (1/5, 4/5)) = ½ log 5/2 + ½ log 5/8
+FORWARD = (math.log(2 / 3) + math.log(2) + math.log(5 / 2) + math.log(5 / 8)) / 4
 HAND_CASES = {
     # (log 3/4 + log 1/5) / 2
     "ll": [({}, (math.log(3 / 4) + math.log(1 / 5)) / 2)],
@@ -55,10 +59,19 @@ HAND_CASES = {
     "it": [
         ({}, (0.75 * math.log(1.5) + 0.25 * math.log(0.5) + 0.2 * math.log(0.4) + 0.8 * math.log(1.6)) / 2),
     ],
+    "it_forward": [({}, FORWARD)],
     # -(log 1/4 + log 4/5) / 2; with tolerance 1/4: weights (3/4)/(1/2) and (1/5)/(21/20), each times log p
     "nlul": [
         ({}, -(math.log(1 / 4) + math.log(4 / 5)) / 2),
         ({"tolerance": 0.25}, (1.5 * math.log(3 / 4) + 4 / 21 * math.log(1 / 5)) / 2),
+    ],
+    # it_forward, plus: the base's odds are 1, so that softplus(z) = -log(1 - p), as for nlul; the gate lets token 1
+    # alone through, log 3; a margin of log 2 leaves odds of 3/2 and 1/8, log 5/2 and log 9/8, or log 3/2 alone
+    "match": [
+        ({}, FORWARD - (math.log(1 / 4) + math.log(4 / 5)) / 2),
+        ({"pull": "gate"}, FORWARD + math.log(3) / 2),
+        ({"margin": math.log(2)}, FORWARD + (math.log(5 / 2) + math.log(9 / 8)) / 2),
+        ({"pull": "gate", "margin": math.log(2)}, FORWARD + math.log(3 / 2) / 2),
     ],
 }
 
@@ -87,7 +100,18 @@ def test_hand_computed(name, case):
 @pytest.mark.parametrize("vocabulary", [2, 7, 50_000])
 @pytest.mark.parametrize(
     ("name", "hyper"),
-    [("ll", {}), ("npo", {}), ("npo", {"beta": 0.7, "ratio": "mean"}), ("it", {}), ("nlul", {})],
+    [
+        ("ll", {}),
+        ("npo", {}),
+        ("npo", {"beta": 0.7, "ratio": "mean"}),
+        ("it", {}),
+        ("it_forward", {}),
+        ("nlul", {}),
+        ("match", {}),
+        ("match", {"margin": 0.5}),
+        ("match", GATE),
+        ("match", GATE | {"margin": 0.5}),
+    ],
 )
 def test_value_and_gradient_match_the_definition(name, hyper, vocabulary, dtype):
     logits, labels, mask, base = batch(vocabulary, dtype)
@@ -103,26 +127,37 @@ def test_value_and_gradient_match_the_definition(name, hyper, vocabulary, dtype)
     assert (gradient.double() - expected_gradient).norm() <= RELATIVE[dtype] * expected_gradient.norm()
 
 
-@pytest.mark.parametrize("name", list(unteach.LOSSES))
-def test_gradcheck(name):
+@pytest.mark.parametrize(("name", "hyper"), EVERY_FORM)
+def test_gradcheck(name, hyper):
     logits, labels, mask, base = batch(5)
-    assert torch.autograd.gradcheck(lambda x: call(name, x, labels, mask, base), logits.requires_grad_())
+    assert torch.autograd.gradcheck(lambda x: call(name, x, labels, mask, base, **hyper), logits.requires_grad_())
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows", list(EXTREME_ROWS))
-@pytest.mark.parametrize("name", list(unteach.LOSSES))
-def test_extremes_match_mpmath(name, rows, dtype):
+@pytest.mark.parametrize(("name", "hyper"), EVERY_FORM)
+def test_extremes_match_mpmath(name, hyper, rows, dtype):
     row, base_row = EXTREME_ROWS[rows]
     logits, base = (torch.tensor([[r]], dtype=dtype) for r in (row, base_row))
     labels, mask = torch.zeros(1, 1, dtype=torch.long), torch.ones(1, 1, dtype=torch.bool)
-    value, gradient = value_and_gradient(name, logits, labels, mask, base)
-    assert_matches_exact(value, gradient, *exact_loss(name, row, 0, base_row))
+    value, gradient = value_and_gradient(name, logits, labels, mask, base, **hyper)
+    roundings = 4 if hyper == GATE else 0  # at parity it is zero by cancellation, with a kink that nothing rests on
+    assert_matches_exact(value, gradient, *exact_loss(name, row, 0, base_row, **hyper), absolute=roundings)
 
 
-@pytest.mark.parametrize("name", ["nlul"])
-def test_large_vocabulary_matches_mpmath(name):
-    logits, labels, _, base = batch(50_000, torch.float32, sequences=3, time=4)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", list(PARITY_ROWS))
+@pytest.mark.parametrize("hyper", [{}, GATE, {"margin": 0.5}])
+def test_match_rounds_nothing_away_where_two_large_log_odds_nearly_agree(hyper, rows, dtype):
+    row, base_row = PARITY_ROWS[rows]
+    logits, base = (torch.tensor([r], dtype=dtype) for r in (row, base_row))
+    value, gradient = unteach.LOSSES["match"].rows(logits, torch.tensor([0]), base, **hyper)
+    assert_matches_exact(value, gradient, *exact_loss("match", row, 0, base_row, **hyper))
+
+
+@pytest.mark.parametrize(("name", "vocabulary"), [("nlul", 50_000), ("match", 4_000)])
+def test_large_vocabulary_matches_mpmath(name, vocabulary):
+    logits, labels, _, base = batch(vocabulary, torch.float32, sequences=3, time=4)
     mask = torch.zeros(3, 4, dtype=torch.bool)
     mask[1, 2] = True
     value, gradient = value_and_gradient(name, logits, labels, mask, base)
@@ -131,11 +166,11 @@ def test_large_vocabulary_matches_mpmath(name):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("name", list(unteach.LOSSES))
-def test_half_precision_input_stays_finite(name, dtype):
+@pytest.mark.parametrize(("name", "hyper"), EVERY_FORM)
+def test_half_precision_input_stays_finite(name, hyper, dtype):
     rows = torch.tensor([[1e4, -1e4, 0.0], [-1e4, 1e4, 0.0], [60.0, 0.0, 0.0], [1.0, 2.0, 3.0]], dtype=dtype)
     labels, mask = torch.zeros(1, 4, dtype=torch.long), torch.ones(1, 4, dtype=torch.bool)
-    value, gradient = value_and_gradient(name, rows.unsqueeze(0), labels, mask, rows.flip(0).unsqueeze(0))
+    value, gradient = value_and_gradient(name, rows.unsqueeze(0), labels, mask, rows.flip(0).unsqueeze(0), **hyper)
     assert value.dtype == torch.float32
     assert value.isfinite()
     assert gradient.dtype == dtype
@@ -146,13 +181,13 @@ def test_half_precision_input_stays_finite(name, dtype):
 
 
 @pytest.mark.parametrize("wild", [float("nan"), float("inf"), -float("inf"), 1e30])
-@pytest.mark.parametrize("name", list(unteach.LOSSES))
-def test_masked_positions_change_nothing_at_all(name, wild):
+@pytest.mark.parametrize(("name", "hyper"), EVERY_FORM)
+def test_masked_positions_change_nothing_at_all(name, hyper, wild):
     logits, labels, mask, base = batch(7)
-    value, gradient = value_and_gradient(name, logits, labels, mask, base)
+    value, gradient = value_and_gradient(name, logits, labels, mask, base, **hyper)
     wild_labels = labels.masked_fill(~mask, -100)
     wild_logits, wild_base = (x.masked_fill(~mask.unsqueeze(-1), wild) for x in (logits, base))
-    wild_value, wild_gradient = value_and_gradient(name, wild_logits, wild_labels, mask, wild_base)
+    wild_value, wild_gradient = value_and_gradient(name, wild_logits, wild_labels, mask, wild_base, **hyper)
     assert torch.equal(value, wild_value)
     assert torch.equal(gradient, wild_gradient)
     assert (wild_gradient[~mask] == 0).all()
@@ -245,6 +280,62 @@ def test_it_with_equal_base_logits_pulls_towards_uniform():
     torch.testing.assert_close(call("it", logits, labels, mask, uniform), expected, rtol=1e-12, atol=0)
 
 
+# ---- pulling towards a model that never saw the text ----------------------------------------------
+
+
+def test_match_with_a_base_of_even_odds_is_nlul_and_the_forward_divergence():
+    logits, labels, mask, _ = batch(7)
+    even = torch.zeros_like(logits).scatter(-1, labels.unsqueeze(-1), math.log(6))  # p_base(y) = ½, z_base = 0
+    match, forward, nlul = (value_and_gradient(n, logits, labels, mask, even) for n in ("match", "it_forward", "nlul"))
+    for i in (0, 1):
+        torch.testing.assert_close(match[i], nlul[i] + forward[i], rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("hyper", [{}, GATE, {"margin": 0.5}, GATE | {"margin": 0.5}])
+def test_match_has_the_gradient_of_its_docstring(hyper):
+    logits, labels, mask, base = batch(7)
+    excess = token_log_odds(logits[mask], labels[mask]) - token_log_odds(base[mask], labels[mask])
+    excess = excess - hyper.get("margin", 0.0)
+    assert (excess > 0).any(), "some tokens are likelier than the base model says ..."
+    assert (excess < 0).any(), "... and some are not"
+    pull = (excess > 0).double() if "pull" in hyper else excess.sigmoid()
+    away = logits[mask].scatter(-1, labels[mask].unsqueeze(-1), -torch.inf).softmax(-1).neg()
+    away = away.scatter(-1, labels[mask].unsqueeze(-1), 1.0)
+    expected = pull.unsqueeze(-1) * away + logits[mask].softmax(-1) - base[mask].softmax(-1)
+    gradient = value_and_gradient("match", logits, labels, mask, base, **hyper)[1]
+    torch.testing.assert_close(gradient[mask], expected / mask.sum(), rtol=1e-12, atol=1e-15)
+
+
+def test_match_pulls_at_both_ends_where_others_have_nothing_left():
+    def norms(name, **hyper):
+        rows = torch.zeros(1, 2, 100, dtype=torch.float64)
+        rows[..., 0] = torch.tensor([math.log(99) + 15.0, math.log(99) - 10.0])  # z = 15 and z = -10
+        base = torch.zeros_like(rows)
+        base[..., 0] = rows[..., 0] - 20.0  # the base model gives the token e^-20 of these odds
+        labels, mask = torch.zeros(1, 2, dtype=torch.long), torch.ones(1, 2, dtype=torch.bool)
+        return (2 * value_and_gradient(name, rows, labels, mask, base, **hyper)[1][0]).norm(dim=-1).tolist()
+
+    assert all(norm > 0.999 for norm in norms("match"))
+    assert all(norm > 0.999 for norm in norms("match", pull="gate"))
+    assert norms("nlul")[1] < 1e-4, "vanished where the token is unlikely"
+    assert norms("it_forward")[1] < 1e-4
+    assert norms("it")[0] < 1e-4, "vanished where it is memorised"
+
+
+@pytest.mark.parametrize(
+    ("hyper", "low", "high"), [(GATE, -0.15, 0.02), ({}, -20.0, -1.0), (GATE | {"margin": 1.0}, 0, 1)]
+)
+def test_descent_on_match_ends_at_parity_by_the_gate_and_below_it_without(hyper, low, high):
+    logits, base = (torch.tensor([r], dtype=torch.float64) for r in ([8.0, 0.0, 1.0, -1.0], [-2.0, 0.5, 1.0, -0.5]))
+    label, rows = torch.tensor([0]), unteach.LOSSES["match"].rows
+    for step in range(600):
+        logits = logits - (0.1 if step < 300 else 0.005) * rows(logits, label, base, **hyper)[1]
+    excess = token_log_odds(logits, label) - token_log_odds(base, label)
+    assert low <= excess.item() <= high
+    at_base = rows(base, label, base, **hyper)[1]
+    assert at_base[0, 0].item() == (0.0 if "pull" in hyper else 0.5), "the base model itself is left alone, or not"
+
+
 @pytest.mark.parametrize("name", [name for name, loss in unteach.LOSSES.items() if loss.reads == "log_odds"])
 def test_log_odds_are_all_that_a_log_odds_loss_sees(name):
     logits, labels, mask, base = batch(7)
@@ -275,10 +366,11 @@ def test_wrong_input_says_what_to_change():
         with pytest.raises(ValueError, match=match):
             unteach.forget_loss(name, logits, labels, mask, **extra)
 
-    problem("unknown forget loss 'nlu': choose one of ll, npo, it, nlul", name="nlu")
+    problem("unknown forget loss 'nlu': choose one of ll, npo, it, it_forward, nlul, match", name="nlu")
     problem("mask has no True entry", mask=torch.zeros_like(mask))
     problem("needs base_logits", name="npo")
     problem("needs base_logits", name="it")
+    problem("needs base_logits", name="match")
     problem(
         r"base_logits has shape \[3, 4, 6\].*must be floating-point \[3, 4, 7\]",
         name="it",
@@ -298,6 +390,7 @@ def test_wrong_input_says_what_to_change():
     problem("tolerance is -1: it must be zero or positive", tolerance=-1)
     problem("beta is 0: it must be positive", name="npo", base_logits=base, beta=0)
     problem("ratio is 'median': it must be 'sum' or 'mean'", name="npo", base_logits=base, ratio="median")
+    problem("pull is 'hinge': it must be 'softplus' or 'gate'", name="match", base_logits=base, pull="hinge")
 
 
 def test_registry_entries_are_complete():
@@ -306,4 +399,4 @@ def test_registry_entries_are_complete():
         assert loss.equation
         assert loss.function.__doc__
     assert unteach.LOSSES["npo"].hyper == {"beta": 0.1, "ratio": "sum"}
-    assert {name for name, loss in unteach.LOSSES.items() if loss.needs_base} == {"npo", "it"}
+    assert {name for name, loss in unteach.LOSSES.items() if loss.needs_base} == {"npo", "it", "it_forward", "match"}

@@ -1,9 +1,11 @@
+import functools
+
 import pytest
 import torch
 
 import unteach
 from unteach.method import losses, vocab_head
-from unteach.method.vocab_head import Head, mean_divergence, token_log_odds
+from unteach.method.vocab_head import Head, mean_divergence, mean_token_loss, token_log_odds
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
 HEADS = {
@@ -78,6 +80,30 @@ def test_divergences_equal_the_full_logit_form(name, options, dtype):
     theirs = unteach.divergence(name, logits[None], teacher_logits[None], torch.ones(1, 10, dtype=torch.bool))
     assert_same([mine], [theirs], dtype)
     assert_same(gradients(3 * mine, hidden, head), gradients(3 * theirs, hidden, head), dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("options", HEADS.values(), ids=HEADS)
+@pytest.mark.parametrize(
+    ("name", "hyper"),
+    [
+        ("it", {}),
+        ("it_forward", {}),
+        ("match", {}),
+        ("match", {"pull": "gate"}),
+        ("match", {"pull": "gate", "margin": 0.5}),
+    ],
+)
+def test_losses_of_all_logits_equal_the_full_logit_form(name, hyper, options, dtype):
+    hidden, base_hidden, labels = inputs(dtype)
+    head = make_head(dtype, 1, **options)
+    rows, mask = functools.partial(unteach.LOSSES[name].rows, **hyper), torch.ones(1, 10, dtype=torch.bool)
+    for base_head in (make_head(dtype, 2, **options), head):  # another model's, or the same where it is not trained
+        mine = mean_token_loss(rows, hidden, head, labels, base_hidden, base_head)
+        logits, base_logits = full_logits(hidden, head), full_logits(base_hidden, base_head)
+        theirs = unteach.forget_loss(name, logits[None], labels[None], mask, base_logits=base_logits[None], **hyper)
+        assert_same([mine], [theirs], dtype)
+        assert_same(gradients(3 * mine, hidden, head), gradients(3 * theirs, hidden, head), dtype)
 
 
 def test_losses_through_the_head_equal_the_full_logit_form():

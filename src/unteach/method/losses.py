@@ -167,11 +167,11 @@ def forget_loss(
     """A forget loss of a batch, to be minimised: Eq. (2) of the paper, a mean over its real tokens.
 
     Args:
-        name: A key of ``LOSSES``: ``ll``, ``npo``, ``it`` or ``nlul``.
+        name: A key of ``LOSSES``: ``ll``, ``npo``, ``it``, ``it_forward``, ``nlul`` or ``match``.
         logits: h [B,T,V], already aligned with ``labels``: row t predicts label t.
         labels: y, the tokens to forget [B,T].
         mask: True at real tokens [B,T]; all other positions are never read, whatever they hold.
-        base_logits: Logits of the fixed model that ``npo`` and ``it`` compare with [B,T,V]; treated as a constant.
+        base_logits: Logits of the fixed model that all but ``ll`` and ``nlul`` compare with [B,T,V], a constant.
         **hyper: Keyword arguments of the loss, e.g. ``beta`` and ``ratio`` of ``npo``.
 
     Returns:
@@ -314,15 +314,18 @@ def match(
     """
     if pull not in ("softplus", "gate"):
         raise ValueError(f"pull is {pull!r}: it must be 'softplus' or 'gate'")
-    others = logits.scatter(-1, labels.unsqueeze(-1), -torch.inf)
-    excess = token_log_odds(logits, labels) - token_log_odds(base_logits, labels) - margin
+    (own, others), (base_own, base_others) = (_log_odds_parts(h, labels) for h in (logits, base_logits))
+    weights = others.exp()
+    total = weights.sum(-1, keepdim=True)
+    log_ratio = total.squeeze(-1).log() - base_others.exp().sum(-1).log()
+    excess = (own - base_own) - log_ratio - margin  # z - z_base, without rounding either where both are large
     value, gradient = kl_reverse_rows(logits, base_logits)
     if pull == "softplus":
         value, strength = value - logsigmoid(-excess), excess.sigmoid()
     else:
         value, strength = value + excess.clamp(min=0.0), (excess > 0).to(logits.dtype)
     strength = strength.unsqueeze(-1)
-    gradient = gradient - strength * others.softmax(-1)
+    gradient = gradient - weights.mul_(strength / total)
     return value, gradient.scatter_add(-1, labels.unsqueeze(-1), strength)
 
 
@@ -332,11 +335,16 @@ def token_log_odds(logits: Tensor, labels: Tensor) -> Tensor:
     Gradient: e_y - softmax_{j≠y}. All is computed relative to the largest other logit, a constant that cancels, so that
     value and gradient are as exact at logits of 1e4 as at logits of 1.
     """
+    own, others = _log_odds_parts(logits.to(compute_dtype(logits)), labels)
+    return own - others.exp().sum(-1).log()
+
+
+def _log_odds_parts(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """The label's logit [N] and the others [N,V] (-∞ at the label), both relative to the largest of the others."""
     index = labels.unsqueeze(-1)
-    logits = logits.to(compute_dtype(logits))
     others = logits.scatter(-1, index, -torch.inf)
     peak = others.detach().amax(-1, keepdim=True)
-    return (logits.gather(-1, index) - peak).squeeze(-1) - (others - peak).exp().sum(-1).log()
+    return (logits.gather(-1, index) - peak).squeeze(-1), others - peak
 
 
 def _check_labels(labels: Tensor, mask: Tensor, vocabulary: int) -> None:

@@ -46,9 +46,14 @@ class Method:
     """Every so many steps, unlearn too what the model repeats over and over by itself. 0: never (paper). None: 4 for
     nlul where the method is chosen, else never."""
     alpha: float | None = None
-    """α, the weight of the forget loss. None: measured."""
+    """α, the weight of the forget loss. None: measured (mean teacher), 0.2 (AdamW)."""
+    alpha_growth: float = 0.0
+    """By this share α grows at every step at which the held texts diverge by less than hold_budget, and shrinks at the
+    others: it is then found, not set. 0: α is fixed."""
+    hold_budget: float = 0.1
+    """Nats per token that the held texts may diverge by, where α grows."""
     lr: float | None = None
-    """η, the learning rate. None: measured (mean teacher), 1e-5 (AdamW)."""
+    """η, the learning rate. None: measured."""
     anchor: float = 0.0
     """Weight of a second divergence, to the model before the run, for long runs in which a sliding teacher drifts. 0:
     the paper."""
@@ -64,8 +69,9 @@ class Method:
     """β₁ and β₂ of AdamW."""
     weight_decay: float = 0.0
     """Weight decay of AdamW."""
-    warmup: int = 100
-    """AdamW: this many steps at a tenth of lr, then as many rising to it."""
+    warmup: int | None = None
+    """AdamW: this many steps at a tenth of lr, then as many rising to it. None: 100 as in the paper, 0 where the method
+    is chosen."""
     steps: int | None = None
     """Length of this phase; null for the last one, which runs until a stop rule or max_steps."""
     FORMER_NAMES: ClassVar[dict[str, type]] = {"beta": float, "ratio": str, "tolerance": float}
@@ -111,7 +117,7 @@ class Method:
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
                 wrong.append(f"{where}{name} is {value}: it must be positive")
-        for name in ("anchor", "teacher_rate", "damping", "weight_decay", "warmup"):
+        for name in ("anchor", "alpha_growth", "hold_budget", "teacher_rate", "damping", "weight_decay", "warmup"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < float("inf"):
                 wrong.append(f"{where}{name} is {value}: it must be zero or positive")
@@ -150,8 +156,15 @@ class Method:
         share = self.token_share or (0.25 if ours and optimizer == "mean_teacher" else 1.0)
         loops = self.loops_every if self.loops_every is not None else 4 if ours else 0
         options = self.loss_options or ({"pull": "gate"} if free and loss == "match" else {})
+        warmup = self.warmup if self.warmup is not None else 0 if free and optimizer == "adamw" else 100
         return dataclasses.replace(
-            self, optimizer=optimizer, loss=loss, token_share=share, loops_every=loops, loss_options=options
+            self,
+            optimizer=optimizer,
+            loss=loss,
+            token_share=share,
+            loops_every=loops,
+            loss_options=options,
+            warmup=warmup,
         )
 
 

@@ -52,7 +52,8 @@ KEY_DEFAULTS: dict[str, dict[str, Any]] = {
     "Method": {
         "optimizer": "mean_teacher", "optimizer_options": {}, "loss": "nlul", "loss_options": {}, "divergence": "kl",
         "token_share": 0.25, "loops_every": 4, "alpha": None, "lr": None, "momentum": 0.95, "teacher_rate": None,
-        "damping": None, "anchor": 0.0, "clip": 1.0, "betas": [0.9, 0.95], "weight_decay": 0.0, "warmup": 100,
+        "damping": None, "anchor": 0.0, "alpha_growth": 0.0, "hold_budget": 0.1,
+        "clip": 1.0, "betas": [0.9, 0.95], "weight_decay": 0.0, "warmup": 100,
         "steps": None,
     },
     "loss npo": {"beta": 0.1, "ratio": "sum"},

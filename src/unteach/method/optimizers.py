@@ -64,6 +64,8 @@ def make_optimizer(parameters: Iterable[Tensor], method: Any) -> Any:
     """
     kind = OPTIMIZERS[method.optimizer]
     settings = {name: getattr(method, name) for name in kind.settings}
+    if settings.get("warmup", 0) is None:
+        del settings["warmup"]
     for name in ("lr", "teacher_rate", "damping"):
         if name in settings and settings[name] is None:
             raise ValueError(f"{name} is None: measure it first with calibrate()")

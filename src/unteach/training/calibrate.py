@@ -40,10 +40,9 @@ __all__ = ["Measured", "calibrated", "is_complete", "measure", "noise_warning", 
 TEACHER_MEMORY = 5.0
 DAMPING_SHARE, STEP_SHARE = 0.1, 0.4
 TEACHER_WAY = 1.4
-ADAMW_LR, ADAMW_ALPHA = 1e-5, 0.05
 SIGN_STEP_DIVERGENCE = 2e-3
 """AdamW's first step, of one size in every weight, should move general text by so many nats per token."""
-MATCH_ALPHA = 0.5
+ADAMW_ALPHA = 0.2
 SMALLEST_DIVERGENCE = 1e-4
 """The step along g is made long enough for this much divergence, far above rounding."""
 NOISE_SAMPLE = 4
@@ -62,6 +61,9 @@ class Measured:
     """c = gᵀHg/‖g‖² of the divergence on general text."""
     distance: float
     """NLUL of all tokens divided by its gradient's norm."""
+    sign_step: float = math.nan
+    """The size of a step along the sign of the gradient, AdamW's first, that moves general text by
+    ``SIGN_STEP_DIVERGENCE``."""
 
 
 def is_complete(method: Method) -> bool:
@@ -73,7 +75,7 @@ def is_complete(method: Method) -> bool:
 def calibrated(method: Method, measured: Measured, expected_steps: int) -> Method:
     """The method with every number given: those that were None follow from the measurement."""
     if method.optimizer != "mean_teacher":
-        return dataclasses.replace(method, lr=method.lr or ADAMW_LR, alpha=method.alpha or ADAMW_ALPHA)
+        return dataclasses.replace(method, lr=method.lr or measured.sign_step, alpha=method.alpha or ADAMW_ALPHA)
     slide = min(0.5, TEACHER_MEMORY / expected_steps)  # κη
     damping = DAMPING_SHARE * measured.curvature if method.damping is None else method.damping
     lr = method.lr or STEP_SHARE * (1 - method.momentum) / measured.curvature
@@ -118,15 +120,31 @@ def measure(
     if not 0 < norm < torch.inf:
         raise ValueError(f"the forget gradient's norm is {norm}: the model gives no usable signal on these documents")
 
-    values = [local_part(p.detach()) for p in parameters]
     held = _held(general, config.general_batch, "kl", config.micro_batch)
     reading = read(model, held.sequences, held.parts, config, config.precision.divergence)
     held = dataclasses.replace(held, readings=[(1.0, reading)])
+    step, divergence = _moved(model, parameters, direction, held, config, 0.01 * distance / norm, 0.3 * distance / norm)
+    curvature = max(2 * divergence / (step * norm) ** 2, 1e-12)
+    sign_step = math.nan
+    if any(method.optimizer != "mean_teacher" for method in (*config.phases, config.method)):
+        count = sum_over_ranks([float(sum(value.numel() for value in direction))])[0]
+        size = global_norm(parameters) / math.sqrt(count)  # of a weight
+        signs = [value.sign() for value in direction]
+        step, divergence = _moved(model, parameters, signs, held, config, 1e-3 * size, size)
+        sign_step = step * math.sqrt(SIGN_STEP_DIVERGENCE / max(divergence, 1e-12))
+    return Measured(loss_value, norm, curvature, distance, sign_step)
+
+
+def _moved(
+    model: Any, parameters: list[Tensor], direction: list[Tensor], held: HeldText, config: ForgetConfig,
+    step: float, longest: float,
+) -> tuple[float, float]:  # fmt: skip
+    """A step against a direction, doubled until the divergence it makes is far above rounding, and that divergence."""
+    values = [local_part(p.detach()) for p in parameters]
     with torch.no_grad():
         start = [value.clone() for value in values]
-        step = 0.01 * distance
         while True:
-            torch._foreach_add_(values, direction, alpha=-step / norm)
+            torch._foreach_add_(values, direction, alpha=-step)
             terms = []
             with computing(model, config.precision.divergence):
                 for part, (_, weight) in enumerate(held.parts):
@@ -134,9 +152,8 @@ def measure(
                     terms.append((weight * tokens * float(term), weight * tokens))
             torch._foreach_copy_(values, start)
             summed, counted = sum_over_ranks([sum(column) for column in zip(*terms, strict=True)])
-            divergence = summed / counted
-            if divergence >= SMALLEST_DIVERGENCE or step >= 0.3 * distance:
-                return Measured(loss_value, norm, max(2 * divergence / step**2, 1e-12), distance)
+            if summed / counted >= SMALLEST_DIVERGENCE or step >= longest:
+                return step, summed / counted
             step *= 2
 
 
@@ -213,7 +230,7 @@ def rounding_noise(
 
 def _first_way(method: Method, signal: float, count: int) -> float:
     """Length of the first steps' way, for a gradient of norm ``signal`` and ``count`` weights."""
-    lr = method.lr or ADAMW_LR
+    lr = method.lr or 0.0
     if method.optimizer == "adamw":  # moves each weight by lr
         return lr * math.sqrt(count) * (0.1 if method.warmup else 1.0)
     clipped = signal if method.clip is None else min(signal, method.clip)

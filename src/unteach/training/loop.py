@@ -41,6 +41,8 @@ class _Position:
     step: int = 0
     phase: int = 0
     seconds: float = 0.0
+    pull: float = 1.0
+    """By what α has grown (``alpha_growth``)."""
 
 
 def unlearn(
@@ -122,12 +124,18 @@ def unlearn(
         method = methods[phase]
         if phase != at.phase:
             at.phase, optimizer = phase, make_optimizer(parameters.values(), method)  # θ' = θ again
+            at.pull = 1.0
         if not method.loops_every:
             loops = NO_LOOPS
         elif at.step % method.loops_every == 0:
             loops = find_loops(model, texts.forget, at.step)
         pulls, held = texts_of_step(texts, method, config, at.step, others, loops)
-        row = train_step(model, optimizer, pulls, held, 1.0 if method.alpha is None else method.alpha, config)
+        alpha = at.pull * (1.0 if method.alpha is None else method.alpha)
+        row = train_step(model, optimizer, pulls, held, alpha, config)
+        if method.alpha_growth:
+            row["alpha"] = alpha
+            grows = row["divergence"] < method.hold_budget
+            at.pull *= 1 + method.alpha_growth if grows else 1 / (1 + method.alpha_growth)
         at.step += 1
         took = time.perf_counter() - started
         at.seconds += took

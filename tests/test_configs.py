@@ -153,7 +153,7 @@ def test_is_complete(name: str) -> None:
     check(content["precision"], Precision)
     check(content["stop"], Stop, later=("parity",))
     for method in (content["method"], *content["phases"]):
-        check(method, Method, later=("optimizer_options", "anchor"))
+        check(method, Method, later=("optimizer_options", "anchor", "alpha_growth", "hold_budget"))
 
 
 @pytest.mark.parametrize("name", TABLE)

@@ -224,7 +224,8 @@ class ForgetConfig:
     max_tokens: int | None = None
     """Longest sequence. None: 1024, or the model's context if that is shorter."""
     general_tokens: int | None = None
-    """Length of general-text chunks. None: 512, or the model's context if that is shorter."""
+    """Length of general-text chunks. None: 512, or the model's context, or the longest document (at least 128), if that
+    is shorter."""
     batch: int = 16
     """Forget sequences per step (the paper: 40)."""
     general_batch: int = 16

@@ -43,6 +43,8 @@ HELDOUT_GENERAL = 64
 """General documents set aside for measuring, never trained on."""
 FEWEST_GENERAL = 4
 """General documents without which none can be set aside."""
+SHORTEST_CHUNK = 128
+"""General text is cut into chunks of 512 tokens, or of the longest document's length, but not into shorter ones."""
 WATCHED_KEEP, FEWEST_KEEP = 16, 10
 """At most so many keep documents, one in ten, are set aside for measuring."""
 
@@ -233,6 +235,8 @@ class ForgetJob:
         rest, heldout = inputs.general.set_aside(
             min(HELDOUT_GENERAL, len(inputs.general) // FEWEST_GENERAL), config.seed
         )
+        if config.general_tokens is None:  # chunks much longer than the documents would take most of the time
+            general_tokens = min(general_tokens, max(SHORTEST_CHUNK, *map(len, tokens.sequences)))
         general = GeneralText(rest, inputs.tokenizer, tokens=general_tokens, seed=config.seed, exclude=inputs.documents)
         self.counts = {"forget": tokens.counts, "general": general.counts}
         self.say(f"forget:  {tokens.summary()}")
@@ -309,9 +313,10 @@ class ForgetJob:
         )
 
     def measured(self, model: Any, benchmark: Benchmark, measurements: Collection[str] = STOP) -> dict[str, float]:
-        """Scores of a model that the stop rule needs, with the upper bounds of its answers."""
+        """Scores of a model that the stop rule needs, with the upper bounds of recital and answers."""
         scores = evaluate(model, self.inputs.tokenizer, benchmark, measurements=measurements, **self.options)
-        bounds = {f"{name}_high": m.high for name, m in scores.metrics.items() if name.startswith("knowmem")}
+        found = {f"{name}_high": metric.high for name, metric in scores.metrics.items()}
+        bounds = {name: high for name, high in found.items() if name.startswith(("knowmem", "verbmem"))}
         return dict(scores) | {name: high for name, high in bounds.items() if high is not None}
 
     def unlearn(self, search: Search) -> Outcome:

@@ -47,7 +47,8 @@ def stop_rule(
     if not parity:
         looping = before["degenerate"] + MORE_DEGENERATE if config.method.loops_every else None  # else it may not fall
         return stop_at("verbmem_f", "<=", value, why, most_degenerate=looping)
-    conditions = [Condition("verbmem_f", "<=", value, why, scale=10.0)]
+    high = before.get("verbmem_holdout_high", value) if reference is None else reference.get("verbmem_f_high", value)
+    conditions = [Condition("verbmem_f", "<=", max(value, high), f"{why}, within the interval", scale=10.0)]
     if RAW_AUC in before:
         forget, holdout = texts
         band = max(LEAST_BAND, math.sqrt((forget + holdout + 1) / (12 * forget * holdout)))

@@ -128,7 +128,7 @@ def measure(
     sign_step = math.nan
     if any(method.optimizer != "mean_teacher" for method in (*config.phases, config.method)):
         count = sum_over_ranks([float(sum(value.numel() for value in direction))])[0]
-        size = global_norm(parameters) / math.sqrt(count)  # of a weight
+        size = global_norm([p.detach() for p in parameters]) / math.sqrt(count)  # of a weight
         signs = [value.sign() for value in direction]
         step, divergence = _moved(model, parameters, signs, held, config, 1e-3 * size, size)
         sign_step = step * math.sqrt(SIGN_STEP_DIVERGENCE / max(divergence, 1e-12))

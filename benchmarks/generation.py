@@ -25,7 +25,7 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from unteach.corpora.muse import load_muse
+from unteach.corpora.catalog import load_muse
 from unteach.data.text import encode
 from unteach.evaluation import evaluate
 from unteach.evaluation.generation import generate

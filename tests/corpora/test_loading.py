@@ -9,10 +9,16 @@ import pytest
 from pyarrow import parquet
 
 from unteach.corpora import Question
-from unteach.corpora.catalog import NAMES, add_multiple_choice, load_benchmark
-from unteach.corpora.mmlu import load_mmlu
-from unteach.corpora.muse import load_muse, muse_documents
-from unteach.corpora.tofu import load_tofu, tofu_pairs
+from unteach.corpora.catalog import (
+    NAMES,
+    add_multiple_choice,
+    load_benchmark,
+    load_mmlu,
+    load_muse,
+    load_tofu,
+    muse_documents,
+    tofu_pairs,
+)  # fmt: skip
 from unteach.data.records import read_rows, read_table
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"

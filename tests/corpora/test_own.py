@@ -46,14 +46,10 @@ def test_every_window_is_the_beginning_of_what_was_learned(word_tokenizer, mode)
     assert (reached <= {sequence[1] for sequence in sequences}) == (mode == "chunk")
 
 
-def test_windows_follow_each_other_by_default_and_may_begin_at_given_offsets(word_tokenizer):
+def test_windows_follow_each_other_by_default(word_tokenizer):
     probes = cut_probes(DOCUMENTS[:1], word_tokenizer, prompt_tokens=20, expected_tokens=10)
     ids = word_tokenizer(DOCUMENTS[0])["input_ids"]
     assert [probe.prompt_ids[0] for probe in probes] == [ids[0], ids[30], ids[60]]  # 10 tokens are left over
-    probes = cut_probes(DOCUMENTS[:1], word_tokenizer, prompt_tokens=20, expected_tokens=10, offsets=[50, 5, 500])
-    assert [probe.prompt_ids[0] for probe in probes] == [ids[5], ids[50]]
-    overlapping = cut_probes(DOCUMENTS[:1], word_tokenizer, prompt_tokens=20, expected_tokens=10, offsets=[0, 18])
-    assert [len(probe.prompt_ids + probe.expected_ids) for probe in overlapping] == [18, 30]  # ends at the next
 
 
 def test_few_documents_give_many_probes_deeper_in_their_chunks(word_tokenizer):
@@ -71,12 +67,6 @@ def test_few_documents_give_many_probes_deeper_in_their_chunks(word_tokenizer):
     assert {(len(probe.prompt_ids) - 20) % 10 for probe in full} == {0}
     first = cut_probes(DOCUMENTS, word_tokenizer, count=len(DOCUMENTS), later_passages=True, **options)
     assert {len(probe.prompt_ids) + len(probe.expected_ids) for probe in first} <= {*range(31)}, "shallow ones first"
-
-
-def test_token_ids_are_used_as_they_are(word_tokenizer):
-    chunks = [[5, 6, 7] * 10, [8, 9] * 20]
-    probes = cut_probes(chunks, word_tokenizer, prompt_tokens=20, expected_tokens=20, offsets=[0])
-    assert [list(probe.prompt_ids + probe.expected_ids) for probe in probes] == chunks
 
 
 def test_documents_are_encoded_once_for_training_probes_and_membership(word_tokenizer):
@@ -118,7 +108,7 @@ def test_short_documents(word_tokenizer):
         cut_probes(["w1"], word_tokenizer)
 
 
-@pytest.mark.parametrize("options", [{"count": 0}, {"prompt_tokens": 0}, {"expected_tokens": -1}, {"offsets": []}])
+@pytest.mark.parametrize("options", [{"count": 0}, {"prompt_tokens": 0}, {"expected_tokens": -1}])
 def test_refusals(word_tokenizer, options):
     with pytest.raises(ValueError, match=f"{next(iter(options))} is "):
         cut_probes(DOCUMENTS, word_tokenizer, **options)

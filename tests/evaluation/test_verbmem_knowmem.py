@@ -39,7 +39,7 @@ def test_expected_is_cut_with_its_begin_token_as_in_muse(reciter, tokenizer, pla
 
 
 def test_probes_with_ids_are_used_as_they_are(reciter, tokenizer):
-    probes = cut_probes([MEMORISED], tokenizer, prompt_tokens=20, expected_tokens=20, offsets=[0])
+    probes = cut_probes([MEMORISED], tokenizer, prompt_tokens=20, expected_tokens=20, first_chunk=True)
     [record] = recite(reciter, tokenizer, probes)
     assert record["score"] == 1.0
     assert record["output"] == probes[0].expected

@@ -9,7 +9,7 @@ from unteach.corpora.benchmark import (
     Question,
     Tofu,
     TofuQuestion,
-)
+)  # fmt: skip
 
 __all__ = [
     "Benchmark", "ChoiceQuestion", "MeasuringSettings", "NamedBenchmark", "Probe", "Question", "Tofu", "TofuQuestion",

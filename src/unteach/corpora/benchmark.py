@@ -138,11 +138,7 @@ class Benchmark:
         return hashlib.sha256(canonical.encode()).hexdigest()
 
     def first(self, count: int) -> "Benchmark":
-        """The same benchmark with at most `count` items of every kind; worked examples stay.
-
-        Args:
-            count: how many to keep, at least 1.
-        """
+        """The same benchmark with at most `count` items of every kind; worked examples stay."""
         if count < 1:
             raise ValueError(f"count is {count}: at least 1 item of every kind must stay")
         parts: dict[str, Any] = {

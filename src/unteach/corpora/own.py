@@ -1,7 +1,7 @@
 """A benchmark from a user's own documents: probes are cut from them, questions are taken from a file."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +10,14 @@ import numpy as np
 from unteach.corpora.benchmark import Benchmark, MeasuringSettings, Probe, Question
 from unteach.data import Documents, special_ids
 from unteach.data.records import check_columns, read_rows
-from unteach.data.text import decode, encode, split_words
+from unteach.data.text import decode, split_words
 
 MINIMUM_TOKENS = 16
 """A piece of text shorter than this makes no probe and no membership text."""
 
 
 def cut_probes(
-    documents: Documents | Sequence[str | list[int] | tuple[int, ...]],
+    documents: Documents | Sequence[str],
     tokenizer: Any,
     *,
     count: int = 100,
@@ -25,11 +25,10 @@ def cut_probes(
     expected_tokens: int = 64,
     chunk_tokens: int | None = None,
     first_chunk: bool = False,
-    offsets: Sequence[int] | None = None,
     later_passages: bool = False,
     seed: int = 0,
 ) -> tuple[Probe, ...]:
-    """Cut verbatim probes out of documents.
+    """Cut verbatim probes out of documents, encoded as in training with the special tokens the tokenizer adds.
 
     A probe is a window of a document's tokens: its first part is the prompt, the rest the expected
     continuation. A model trained on chunks of a text recites it best from the beginning of a chunk (a
@@ -38,8 +37,7 @@ def cut_probes(
     `MINIMUM_TOKENS` tokens is left out.
 
     Args:
-        documents: texts, encoded as in training with the special tokens the tokenizer adds; or token ids. `Documents`
-            are not encoded again where that was done before.
+        documents: `Documents` are not encoded again where that was done before.
         tokenizer: the model's tokenizer.
         count: how many probes; fewer are cut where the documents hold fewer windows.
         prompt_tokens: tokens of a prompt.
@@ -47,7 +45,6 @@ def cut_probes(
         chunk_tokens: the length of training chunks, with the ids that the tokenizer puts before each: windows begin
             where they begin. By default windows follow each other.
         first_chunk: only the first chunk of each document was learned (`document_mode` truncate).
-        offsets: token positions where windows may begin, instead of `chunk_tokens`.
         later_passages: where this gives fewer than `count`, also ask for what follows later in a chunk, with all of
             the chunk before it as the prompt: few documents then give many probes.
         seed: decides which windows are taken where there are more than `count`. Every document gives one
@@ -62,16 +59,15 @@ def cut_probes(
     for name, value in (("count", count), ("prompt_tokens", prompt_tokens), ("expected_tokens", expected_tokens)):
         if value < 1:
             raise ValueError(f"{name} is {value}: at least 1 is needed")
-    if offsets is not None and (not len(offsets) or min(offsets) < 0):
-        raise ValueError(f"offsets is {list(offsets)}: at least one position, none below 0, is needed")
     generator = np.random.default_rng(seed)
-    before = special_ids(tokenizer)[0]
+    before, after = special_ids(tokenizer)
+    again = before if chunk_tokens else []  # begins the later chunks, too
     length = prompt_tokens + expected_tokens
+    size = chunk_tokens or length
     windows: list[tuple[float, int, int, list[int]]] = []
-    for number, (ids, is_text) in enumerate(_encoded(documents, tokenizer)):
-        again = before if is_text and chunk_tokens and offsets is None else []  # begins the later chunks, too
-        size = chunk_tokens or length
-        starts = sorted(set(offsets)) if offsets is not None else [0, *range(size, len(ids), size - len(again))]
+    for number, bare in enumerate(_documents(documents).encode(tokenizer)):
+        ids = [*before, *bare, *after]
+        starts = [0, *range(size, len(ids), size - len(again))]
         ends = [*starts[1:], len(ids)]
         chunks = [(at, (again if at else []) + ids[at:end]) for at, end in zip(starts, ends, strict=True)]
         chunks = chunks[:1] if first_chunk else chunks
@@ -95,31 +91,15 @@ def cut_probes(
         )
     probes = []
     for _, number, _, ids in chosen:
-        prompt = max(1, len(ids) * prompt_tokens // length) if len(ids) <= length else len(ids) - expected_tokens
-        probes.append(
-            Probe(
-                prompt=decode(tokenizer, ids[:prompt]),
-                expected=decode(tokenizer, ids[prompt:]),
-                prompt_ids=tuple(ids[:prompt]),
-                expected_ids=tuple(ids[prompt:]),
-                document=number,
-            )
-        )
+        cut = max(1, len(ids) * prompt_tokens // length) if len(ids) <= length else len(ids) - expected_tokens
+        prompt, expected = ids[:cut], ids[cut:]
+        texts = decode(tokenizer, prompt), decode(tokenizer, expected)
+        probes.append(Probe(*texts, prompt_ids=tuple(prompt), expected_ids=tuple(expected), document=number))
     return tuple(probes)
 
 
-def _encoded(
-    documents: Documents | Sequence[str | list[int] | tuple[int, ...]], tokenizer: Any
-) -> Iterator[tuple[list[int], bool]]:
-    """Token ids of each document, and whether it was a text: those have the special ids that the tokenizer adds."""
-    if isinstance(documents, Documents):
-        before, after = special_ids(tokenizer)
-        for ids in documents.encode(tokenizer):
-            yield [*before, *ids, *after], True
-    else:
-        for document in documents:
-            is_text = isinstance(document, str)
-            yield (encode(tokenizer, document) if isinstance(document, str) else list(document)), is_text
+def _documents(texts: Documents | Sequence[str]) -> Documents:
+    return texts if isinstance(texts, Documents) else Documents("texts", list(texts))
 
 
 def split_probes(probes: Sequence[Probe], seed: int = 0) -> tuple[tuple[Probe, ...], tuple[Probe, ...]]:
@@ -127,14 +107,7 @@ def split_probes(probes: Sequence[Probe], seed: int = 0) -> tuple[tuple[Probe, .
 
     One half is for a stop rule, the other for the final report: a rule that stops on the very probes that are
     reported makes the report look better than it is. A rule that watched half of a few documents would not notice that
-    the others are recited still.
-
-    Args:
-        probes: at least two.
-        seed: decides the halves.
-
-    Returns:
-        The two halves, each in the order of `probes`; their sizes differ by one at most.
+    the others are recited still. Each half is in the order of `probes`; their sizes differ by one at most.
     """
     if len(probes) < 2:
         raise ValueError(f"there are {len(probes)} probes: at least 2 are needed for two halves")
@@ -150,11 +123,7 @@ def split_probes(probes: Sequence[Probe], seed: int = 0) -> tuple[tuple[Probe, .
 
 
 def read_questions(path: Path) -> tuple[Question, ...]:
-    """Question–answer pairs from a file with the columns `question` and `answer`.
-
-    Args:
-        path: JSON lines, JSON or Parquet.
-    """
+    """Question–answer pairs from a file (JSON lines, JSON or Parquet) with the columns `question` and `answer`."""
     rows = read_rows(path)
     check_columns(rows, ("question", "answer"), str(path))
     if not rows:
@@ -165,16 +134,7 @@ def read_questions(path: Path) -> tuple[Question, ...]:
 def take_examples(
     questions: Sequence[Question], shots: int = 5, seed: int = 0
 ) -> tuple[tuple[Question, ...], tuple[Question, ...]]:
-    """Set some questions aside as worked examples; they are then not scored.
-
-    Args:
-        questions: all pairs.
-        shots: how many examples; none where fewer than four times as many pairs are given.
-        seed: decides which.
-
-    Returns:
-        The questions to score and the examples.
-    """
+    """The questions to score, and so many (`shots`) others as worked examples: none where there are few questions."""
     if shots < 1 or len(questions) < 4 * shots:
         return tuple(questions), ()
     taken = set(np.random.default_rng(seed).choice(len(questions), shots, replace=False).tolist())
@@ -191,14 +151,10 @@ def own_benchmark(
     retain_questions: Sequence[Question] = (),
     general_texts: Documents | Sequence[str] = (),
     count: int = 100,
-    prompt_tokens: int = 128,
-    expected_tokens: int = 64,
-    chunk_tokens: int | None = None,
-    first_chunk: bool = False,
     membership_tokens: int = 1024,
-    shots: int = 5,
     seed: int = 0,
     name: str = "own documents",
+    **cut: Any,
 ) -> Benchmark:
     """Everything that can be measured with a user's own documents.
 
@@ -211,26 +167,14 @@ def own_benchmark(
         retain_questions: questions about what is to be kept.
         general_texts: general text, for `nll_general`.
         count: how many probes, membership texts and general texts, each at most.
-        prompt_tokens: see `cut_probes`.
-        expected_tokens: see `cut_probes`.
-        chunk_tokens: see `cut_probes`.
-        first_chunk: see `cut_probes`.
         membership_tokens: how far membership texts are scored.
-        shots: see `take_examples`.
         seed: of every choice.
         name: of the benchmark.
+        **cut: further settings of `cut_probes`.
     """
-    cut = {
-        "count": count,
-        "prompt_tokens": prompt_tokens,
-        "expected_tokens": expected_tokens,
-        "chunk_tokens": chunk_tokens,
-        "first_chunk": first_chunk,
-        "later_passages": True,
-        "seed": seed,
-    }
-    forget_probes = cut_probes(forget_documents, tokenizer, **cut)  # type: ignore[arg-type]
-    holdout_probes = cut_probes(holdout_documents, tokenizer, **cut) if holdout_documents else ()  # type: ignore[arg-type]
+    cut |= {"count": count, "later_passages": True, "seed": seed}
+    forget_probes = cut_probes(forget_documents, tokenizer, **cut)
+    holdout_probes = cut_probes(holdout_documents, tokenizer, **cut) if holdout_documents else ()
     notes = []
     settings = MeasuringSettings(membership_tokens=membership_tokens)
     if not _is_latin(" ".join(probe.expected for probe in forget_probes)):
@@ -241,8 +185,8 @@ def own_benchmark(
             "membership compares the forget documents with the holdout documents: it means something only where "
             "both are of the same kind"
         )
-    asked_forget, forget_examples = take_examples(forget_questions, shots, seed)
-    asked_retain, retain_examples = take_examples(retain_questions, shots, seed)
+    asked_forget, forget_examples = take_examples(forget_questions, seed=seed)
+    asked_retain, retain_examples = take_examples(retain_questions, seed=seed)
     return Benchmark(
         name=name,
         verbatim_forget=forget_probes,
@@ -266,8 +210,7 @@ def _is_latin(text: str) -> bool:
 
 def _choose_texts(documents: Documents | Sequence[str], tokenizer: Any, count: int, seed: int) -> tuple[str, ...]:
     """At most `count` texts of at least `MINIMUM_TOKENS` tokens, in their order."""
-    if not isinstance(documents, Documents):
-        documents = Documents("texts", list(documents))
+    documents = _documents(documents)
     texts, encoded = documents.texts, documents.encode(tokenizer)
     added = sum(map(len, special_ids(tokenizer)))
     order = np.random.default_rng(seed).permutation(len(texts)).tolist()

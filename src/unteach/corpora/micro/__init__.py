@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from unteach.corpora.benchmark import Benchmark, ChoiceQuestion, MeasuringSettings, NamedBenchmark, Probe, Question
+from unteach.corpora.benchmark import Benchmark, ChoiceQuestion, MeasuringSettings, Probe, Question
 
 FOLDER = Path(__file__).parent
 MODELS = ("target", "retrained", "base", "small")
@@ -32,14 +32,7 @@ def _rows(name: str) -> list[dict[str, Any]]:
 
 
 def documents(part: str) -> list[str]:
-    """Return the texts of a part.
-
-    Args:
-        part: A name in `DOCUMENTS`.
-
-    Raises:
-        ValueError: If there is no such part.
-    """
+    """The texts of a part; `part` is a name in `DOCUMENTS`."""
     if part not in DOCUMENTS:
         raise ValueError(f"documents micro:{part} do not exist, must be micro: with one of {', '.join(DOCUMENTS)}")
     if part in FOLDS:
@@ -50,29 +43,19 @@ def documents(part: str) -> list[str]:
 
 
 def model_folder(part: str) -> Path:
-    """Return the folder of an embedded model, ready for `AutoModelForCausalLM.from_pretrained`.
-
-    Args:
-        part: A name in `MODELS`.
-
-    Raises:
-        ValueError: If there is no such model.
-    """
+    """The folder of an embedded model, ready for `AutoModelForCausalLM.from_pretrained`; `part` is in `MODELS`."""
     if part not in MODELS:
         raise ValueError(f"model is micro:{part}, must be micro: and one of {', '.join(MODELS)}")
     return FOLDER / "models" / part
 
 
 def probes(group: str, half: Half = "all") -> tuple[Probe, ...]:
-    """Return one verbatim probe per document of a group, in a fixed random order; each half has its own.
+    """One verbatim probe per document of a group, in a fixed random order; each half has its own.
 
     Args:
         group: `forget`, `retain` or `holdout`.
         half: `stop`: documents of every second story, for a stop rule; `measure`: those of the other stories,
             for the measurement after it; `all`: both.
-
-    Raises:
-        ValueError: If there is no such group or half.
     """
     if half not in get_args(Half):
         raise ValueError(f"half is {half!r}, must be one of {', '.join(get_args(Half))}")
@@ -93,15 +76,11 @@ def probes(group: str, half: Half = "all") -> tuple[Probe, ...]:
 
 
 def questions(group: str) -> tuple[Question, ...]:
-    """Return the questions of a group.
+    """The questions of a group.
 
-    Args:
-        group: `forget` or `retain`, the benchmark's questions, with `forget_examples` and `retain_examples`, the worked
-            examples put before them; `pretraining`: about people whom the pretraining text asks about; `unasked`:
-            about people who have reports there and no questions.
-
-    Raises:
-        ValueError: If there is no such group.
+    `forget` and `retain` are the benchmark's, `forget_examples` and `retain_examples` the worked examples put before
+    them, `pretraining` about people whom the pretraining text asks about, `unasked` about people who have reports there
+    and no questions.
     """
     return tuple(Question(row["question"], row["answer"]) for row in _of("questions", group))
 
@@ -123,12 +102,7 @@ def _membership(group: str) -> tuple[str, ...]:
 
 
 def load_benchmark(half: Half = "all") -> Benchmark:
-    """Return the benchmark.
-
-    Args:
-        half: Verbatim probes of all forget documents, or of one half of the stories: `stop` for a stop rule,
-            `measure` for measuring with probes that rule has not seen.
-    """
+    """The benchmark, with the verbatim probes of all forget documents, or of one half of the stories (`probes`)."""
     return Benchmark(
         name="micro",
         verbatim_forget=probes("forget", half),
@@ -145,12 +119,3 @@ def load_benchmark(half: Half = "all") -> Benchmark:
         settings=SETTINGS,
         notes=("micro is a benchmark of fictional texts with the schema of MUSE; it is not MUSE",),
     )
-
-
-BENCHMARKS = {
-    "micro": NamedBenchmark(
-        load=lambda data: load_benchmark(),
-        documents=lambda data: documents("forget"),
-        retain=lambda data: documents("retain"),
-    )
-}

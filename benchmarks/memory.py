@@ -49,7 +49,7 @@ def model_folder(model, folder):
     from safetensors.torch import save_file
     from transformers import LlamaConfig
 
-    from unteach.models.folder import find_folder
+    from unteach.models.load import find_folder
 
     names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
     shape = dict(zip((*names, "vocab_size", "tie_word_embeddings"), SHAPES[model], strict=True))

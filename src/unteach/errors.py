@@ -11,14 +11,7 @@ _LONGEST_LINE = 300
 
 
 class InputError(ValueError):
-    """What the user gave cannot be used. The text has one line per problem; the command ends with status 2.
-
-    Args:
-        problems: One problem, or several that were found together. A line break inside a problem becomes a space.
-
-    Attributes:
-        problems: The problems, each one line.
-    """
+    """What the user gave cannot be used: ``problems``, each one line. The command ends with status 2."""
 
     def __init__(self, problems: str | Iterable[str]) -> None:
         given = [problems] if isinstance(problems, str) else list(problems)

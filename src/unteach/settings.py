@@ -22,7 +22,7 @@ import yaml
 
 from unteach.errors import InputError
 
-__all__ = ["checked", "from_yaml", "help_text", "nearest_name", "parse", "read_settings", "to_yaml"]
+__all__ = ["checked", "from_values", "from_yaml", "help_text", "nearest_name", "parse", "read_settings", "to_yaml"]
 
 _ARTICLES = {int: "a whole number", float: "a number", str: "text", bool: "true or false", Path: "a path"}
 
@@ -45,10 +45,19 @@ def from_yaml(kind: type, path: str | Path, **overrides: Any) -> Any:
         InputError: The file cannot be read, or has unknown keys (with the nearest known name) or values of a wrong
             type. All problems are named.
     """
+    content = read_settings(path) | overrides
+    try:
+        return from_values(kind, content)
+    except InputError as error:
+        raise InputError([f"{path}: {problem}" for problem in error.problems]) from None
+
+
+def from_values(kind: type, content: dict[str, Any], where: str = "") -> Any:
+    """A config dataclass from plain values, or an ``InputError`` with all that is wrong with them; see ``checked``."""
     problems: list[str] = []
-    values = checked(kind, read_settings(path) | overrides, "", problems)
+    values = checked(kind, content, where, problems)
     if problems:
-        raise InputError([f"{path}: {problem}" for problem in problems])
+        raise InputError(problems)
     return values
 
 

@@ -10,12 +10,7 @@ __all__ = ["format_number", "markdown_table", "write_whole"]
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file through another beside it: who reads sees the old content or the new, whenever a process dies.
-
-    Args:
-        path: The file; its folder is made.
-        content: Text is written as UTF-8.
-    """
+    """Write a file (its folder is made) through another beside it: who reads sees the old content or the new."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.{os.getpid()}.part")
     partial.write_bytes(content.encode() if isinstance(content, str) else content)

@@ -16,8 +16,8 @@ from unteach import MeanTeacher
 from unteach.config import ForgetConfig, Method, Precision
 from unteach.data import ForgetBatches
 from unteach.method import kernels
-from unteach.method.anchored_adamw import AnchoredAdamW
 from unteach.method.divergences import DIVERGENCES, mean_over_rows
+from unteach.method.optimizers import AnchoredAdamW
 from unteach.method.vocab_head import Head, mean_divergence
 from unteach.models import trainable_parameters
 from unteach.training.calibrate import rounding_noise

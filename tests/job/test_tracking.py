@@ -8,13 +8,13 @@ import pytest
 from unteach.config import ForgetConfig
 from unteach.errors import InputError
 from unteach.job import run_forget
-from unteach.job.tracking import TRACKERS, StepLog
+from unteach.job.run_folder import TRACKERS, StepLog
 
 ROW = {"step": 1, "nll_forget": 1.0, "divergence": 0.0, "grad_norm": 1.0, "clip_factor": 1.0, "tokens_per_second": 9.0}
 
 
 def log(tmp_path, track):
-    with StepLog(tmp_path, ForgetConfig(model="m", track=track), print) as steps:
+    with StepLog(tmp_path, ForgetConfig(model="m", track=track)) as steps:
         steps.add(ROW)
 
 

@@ -14,9 +14,8 @@ from tiny_models import SENTENCES, small_tokenizer, tiny_model
 from unteach.config import ForgetConfig, Method, Precision
 from unteach.data import ForgetBatches, GeneralText
 from unteach.errors import Interrupted
-from unteach.method.anchored_adamw import AnchoredAdamW
 from unteach.method.losses import LOSSES
-from unteach.method.optimizers import make_optimizer
+from unteach.method.optimizers import AnchoredAdamW, make_optimizer
 from unteach.method.vocab_head import Head
 from unteach.models import trainable_parameters
 from unteach.training.checkpoint import Checkpoints

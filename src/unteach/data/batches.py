@@ -147,12 +147,7 @@ class ForgetBatches:
         return [int(self._permutation(epoch)[place]) for epoch, place in places]
 
     def batch(self, step: int, size: int) -> list[list[int]]:
-        """The sequences of a step.
-
-        Args:
-            step: The step's number, from 0.
-            size: Sequences in a batch, the same at every step.
-        """
+        """The sequences of a step, counted from 0; `size` is the same at every step."""
         return [self.sequences[number] for number in self.numbers(step, size)]
 
     def steps_per_epoch(self, size: int) -> int:
@@ -251,12 +246,7 @@ class GeneralText:
         return len(self.chunks)
 
     def batch(self, step: int, size: int) -> list[list[int]]:
-        """Different chunks drawn at random for a step, independent of all other steps.
-
-        Args:
-            step: The step's number, from 0.
-            size: How many; never more than there are.
-        """
+        """Different chunks drawn at random for a step, independent of all other steps; never more than there are."""
         size = _check_batch(step, size, len(self.chunks))
         numbers = _generator(_GENERAL, self.seed, step).choice(len(self.chunks), size, replace=False)
         return self.chunks[numbers].tolist()
@@ -269,14 +259,9 @@ class GeneralText:
 
 
 def pad(sequences: Sequence[Sequence[int]], pad_id: int = 0) -> tuple[Tensor, Tensor]:
-    """Stack sequences, filled up on the right. Masks come from the lengths, never from the ids.
+    """`input_ids` [B, T] of sequences, filled up on the right, and their `lengths` [B], both int64.
 
-    Args:
-        sequences: B sequences of token ids.
-        pad_id: Any id of the vocabulary.
-
-    Returns:
-        `input_ids` [B, T] and `lengths` [B], both int64; T is the longest length.
+    Masks come from the lengths, never from the ids.
     """
     lengths = torch.tensor([len(sequence) for sequence in sequences], dtype=torch.int64)
     input_ids = torch.full((len(sequences), int(lengths.max())), pad_id, dtype=torch.int64)

@@ -84,12 +84,7 @@ class Documents:
     def set_aside(self, count: int, seed: int) -> tuple[Documents, Documents]:
         """Split at random into the documents to work with and `count` others that nothing is trained on.
 
-        Args:
-            count: How many to set aside, less than there are.
-            seed: Decides which.
-
-        Returns:
-            The rest, those set aside; both in their old order.
+        Both are in their old order; `count` is less than there are.
         """
         if not 0 <= count < len(self.texts):
             raise ValueError(f"count is {count}, must be at least 0 and less than the {len(self.texts)} documents")

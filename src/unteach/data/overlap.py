@@ -68,9 +68,6 @@ class SharedPassages:
 
     Every run of n words of a forget document becomes one 64-bit number, h = Σ_k r(word_k) bᵏ mod 2⁶⁴ with fixed
     scrambled numbers r; only these are kept, sorted.
-
-    Args:
-        forget: The texts of the forget documents.
     """
 
     def __init__(self, forget: Iterable[str]) -> None:
@@ -108,12 +105,7 @@ class SharedPassages:
         return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
 
     def cut(self, text: str, label: str, report: Overlap) -> list[str]:
-        """Cut shared passages with what stands around them out of a text.
-
-        Args:
-            text: A general document.
-            label: What the report calls it.
-            report: Its counts are raised.
+        """Cut shared passages with what stands around them out of a text, and add to the counts of the report.
 
         Returns:
             What is left: the text itself where nothing is shared, else its rests, possibly none.
@@ -141,15 +133,7 @@ class SharedPassages:
 
 
 def overlap(forget: Documents | Sequence[str], general: Documents) -> tuple[Overlap, Documents]:
-    """Find what general documents share with the forget documents, and cut it out.
-
-    Args:
-        forget: The documents to forget.
-        general: The documents to look in.
-
-    Returns:
-        The report, and the general documents without the shared passages.
-    """
+    """What general documents share with the forget documents, and the general documents without that."""
     passages = SharedPassages(forget.texts if isinstance(forget, Documents) else forget)
     report = Overlap(unchecked=passages.unchecked)
     texts: list[str] = []

@@ -145,10 +145,7 @@ _NO_OBJECTS = "a list of objects is needed, one per text or question"
 
 
 def read_rows(path: Path) -> list[Row]:
-    """All rows of one file.
-
-    Args:
-        path: A file ending in one of `TABLE_EXTENSIONS`. JSON holds a list of objects, JSON lines one per line.
+    """All rows of one file whose name ends in one of `TABLE_EXTENSIONS`.
 
     Raises:
         ValueError: For another ending, or content that is not a list of objects.
@@ -167,12 +164,7 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def find_table(folder: Path, name: str) -> Path | None:
-    """The file of a table in a folder, whatever its ending, or None.
-
-    Args:
-        folder: Where to look.
-        name: The table's name without ending, with folders: `verbmem/forget`.
-    """
+    """The file of a table in a folder, whatever its ending, or None; a name may have folders: `verbmem/forget`."""
     paths = (folder / f"{name}{extension}" for extension in TABLE_EXTENSIONS)
     return next((path for path in paths if path.is_file()), None)
 
@@ -180,7 +172,7 @@ def find_table(folder: Path, name: str) -> Path | None:
 def read_table(
     data: Path | None, name: str, columns: Sequence[str], *, hub: tuple[str, str, str] | None = None
 ) -> list[Row] | None:
-    """Rows of a table in a folder, or None where it is absent there.
+    """Rows of a table that must have the given columns; None where a folder has no such table.
 
     Args:
         data: The folder; None: the Hugging Face hub (needs a network or a cached copy).
@@ -207,13 +199,7 @@ def read_table(
 
 
 def check_columns(rows: Sequence[Row], columns: Sequence[str], source: str) -> None:
-    """Refuse rows that lack a column.
-
-    Args:
-        rows: The rows.
-        columns: The needed columns.
-        source: Where the rows are from, for the error.
-    """
+    """Refuse rows that lack a column; `source` says where they are from."""
     for number, row in enumerate(rows, 1):
         missing = [column for column in columns if row.get(column) is None]
         if missing:

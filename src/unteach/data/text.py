@@ -21,14 +21,9 @@ _PATTERNS = {
 def split_words(text: str, words: Words = "latin") -> list[str]:
     """Split a text into the units ROUGE compares.
 
-    Args:
-        text: any text.
-        words: `"latin"`, as MUSE and `rouge-score` do: lower-case runs of a-z and 0-9, everything else is a
-            separator, so a text in Greek or Chinese has **no** words and always scores 0. `"unicode"`: runs
-            of letters and digits of any script; in scripts written without spaces each character is a word.
-
-    Returns:
-        The words in order.
+    `"latin"` is as MUSE and `rouge-score` do: lower-case runs of a-z and 0-9, everything else is a separator, so a
+    text in Greek or Chinese has **no** words and always scores 0. `"unicode"`: runs of letters and digits of any
+    script; in scripts written without spaces each character is a word.
     """
     if words not in _PATTERNS:
         raise ValueError(f"words is {words!r}: allowed are {' and '.join(map(repr, _PATTERNS))}")
@@ -41,11 +36,7 @@ def encode(tokenizer: Any, text: str) -> list[int]:
 
 
 def special_ids(tokenizer: Any) -> tuple[list[int], list[int]]:
-    """The ids that a tokenizer puts before and after a text by itself, often a begin-of-text id and nothing.
-
-    Args:
-        tokenizer: A Hugging Face tokenizer.
-    """
+    """The ids that a tokenizer puts before and after a text by itself, often a begin-of-text id and nothing."""
     whole = list(tokenizer("a")["input_ids"])
     bare = list(tokenizer("a", add_special_tokens=False)["input_ids"])
     for start in range(len(whole) - len(bare) + 1):

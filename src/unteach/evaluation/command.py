@@ -248,7 +248,7 @@ def hash_weights(folder: Path) -> str:
     Args:
         folder: the model folder.
     """
-    from unteach.models.folder import weight_files
+    from unteach.models.load import weight_files
 
     digest = hashlib.sha256()
     for file in weight_files(folder):

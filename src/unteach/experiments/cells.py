@@ -127,13 +127,7 @@ class Cell:
 
 
 class CellFolder:
-    """A folder of cells.
-
-    Args:
-        folder: Where the files are.
-        say: Gets the lines for people.
-        fresh: Measure cells of older versions again.
-    """
+    """A folder of cells; ``say`` gets the lines for people, ``fresh`` measures cells of older versions again."""
 
     def __init__(self, folder: Path, say: Callable[[str], None], *, fresh: bool = False) -> None:
         self.folder, self.say, self.fresh = folder, say, fresh
@@ -237,11 +231,9 @@ def _commit() -> str | None:
 
 
 def thinned(rows: Sequence[Mapping[str, Any]], points: int = CURVE_POINTS) -> dict[str, list[Any]]:
-    """The training curve of a run: a list per metric, of evenly spaced steps, the first and the last among them.
+    """The training curve of a run from the lines of ``metrics.jsonl``: a list per metric, of evenly spaced steps.
 
-    Args:
-        rows: The lines of ``metrics.jsonl``.
-        points: Steps to keep, at most.
+    The first and the last are among them.
     """
     last = len(rows) - 1
     count = min(points, len(rows))

@@ -143,11 +143,7 @@ def _write(
 
 
 def write_readme(folder: Any) -> Path:
-    """Write the tables of all experiments that have cells in a folder beside them, from the cells alone.
-
-    Args:
-        folder: A ``CellFolder``.
-    """
+    """Write the tables of all experiments that have cells in a ``CellFolder`` beside them, from the cells alone."""
     contents = _ordered(folder)
     versions = sorted({content["versions"]["unteach"] for content in contents})
     parts = [
@@ -194,11 +190,7 @@ def _figures(options: ReproduceOptions, chosen: Experiment, contents: list[dict[
 
 
 def _read_seeds(text: str) -> list[int]:
-    """The seeds that the option names.
-
-    Raises:
-        InputError: They are no different whole numbers.
-    """
+    """The seeds that the option names."""
     try:
         seeds = [int(part) for part in text.split(",")]
     except ValueError:

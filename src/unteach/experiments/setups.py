@@ -19,7 +19,7 @@ from unteach.data import read_documents
 from unteach.errors import InputError
 from unteach.experiments.cells import Cell, differing, thinned
 from unteach.job.run_folder import MeasuredOnce, SharedScores
-from unteach.settings import checked
+from unteach.settings import from_values
 
 if TYPE_CHECKING:
     from unteach.evaluation.scores import Scores
@@ -69,16 +69,8 @@ class Setup:
         return self.benchmark == "micro"
 
     def own_settings(self, experiment: str, kind: type, **start: Any) -> Any:
-        """The settings of an experiment: those of the settings file on top of ``start``.
-
-        Raises:
-            InputError: With what is wrong with them.
-        """
-        problems: list[str] = []
-        settings = checked(kind, start | dict(self.settings.get(experiment) or {}), f"{experiment}.", problems)
-        if problems:
-            raise InputError(problems)
-        return settings
+        """The settings of an experiment: those of the settings file on top of ``start``."""
+        return from_values(kind, start | dict(self.settings.get(experiment) or {}), f"{experiment}.")
 
     def fixed(self, config: ForgetConfig) -> dict[str, Any]:
         """All that a run depends on besides its seed: settings that differ from ``KEY_DEFAULTS``, hashes of inputs."""
@@ -110,13 +102,7 @@ class Setup:
         return self._hashes[kind, source]
 
     def configured(self, method: str | Method, seed: int, **changes: Any) -> ForgetConfig:
-        """The settings of a run.
-
-        Args:
-            method: A method, or the name of one.
-            seed: Of the run.
-            changes: Other fields of ``ForgetConfig``.
-        """
+        """The settings of a run with a method, or the name of one; ``changes`` are other fields of ``ForgetConfig``."""
         chosen = self.methods[method] if isinstance(method, str) else method
         losses = {chosen.loss, *(phase.loss for phase in changes.get("phases", ()))}
         if "it" in losses:
@@ -199,18 +185,17 @@ class Setup:
 
     def reference_scores(self) -> Scores | None:
         """The retrained model's membership and TOFU scores, which others are compared with; None without one."""
-        reference = self.config.reference
-        if not reference:
+        if not self.config.reference:
             return None
 
-        def compute() -> Scores:
-            from unteach.evaluation.suite import evaluate
-            from unteach.models import load_model
+        return self.shared.measured_once("reference", lambda: self._of_reference(self.final, ["privleak", "tofu"]))
 
-            model, tokenizer = load_model(reference, device=self.config.resolved_device())
-            return evaluate(model, tokenizer, self.final, measurements=["privleak", "tofu"])
+    def _of_reference(self, benchmark: Benchmark, measurements: list[str]) -> Scores:
+        from unteach.evaluation.suite import evaluate
+        from unteach.models import load_model
 
-        return self.shared.measured_once("reference", compute)
+        model, tokenizer = load_model(str(self.config.reference), device=self.config.resolved_device())
+        return evaluate(model, tokenizer, benchmark, measurements=measurements)
 
     def kept(self, scores: Scores) -> dict[str, Any]:
         """What a cell keeps of scores: values with intervals, notes, and a few outputs where the texts may be shown."""
@@ -235,8 +220,6 @@ class Setup:
         the rule of that seed asks.
         """
         from unteach.corpora.own import read_questions, take_examples
-        from unteach.evaluation.suite import evaluate
-        from unteach.models import load_model
 
         if not self.config.reference:
             raise InputError("reference is missing: the stop at the retrained model's knowmem_f needs that model")
@@ -246,8 +229,7 @@ class Setup:
                 raise InputError("data has no questions on the forget documents: leave the cells with -star out")
             questions, examples = take_examples(read_questions(Path(self.questions)), 5, seed)
             asked = Benchmark("stop", knowledge_forget=questions, knowledge_forget_examples=examples)
-        model, tokenizer = load_model(self.config.reference, device=self.config.resolved_device())
-        value = evaluate(model, tokenizer, asked, measurements=["knowmem_f"])["knowmem_f"]
+        value = self._of_reference(asked, ["knowmem_f"])["knowmem_f"]
         return dataclasses.replace(self.config.stop, metric=f"knowmem_f <= {value:.6g}")
 
 

@@ -42,15 +42,10 @@ class CellError(RuntimeError):
 
 
 def number_of_jobs(options: ReproduceOptions, missing: int) -> int:
-    """How many cells to measure at once.
+    """How many cells to measure at once, of so many that are ``missing``.
 
-    Args:
-        options: ``jobs`` as given; 0 means one for every core, 8 at most, where the embedded benchmark (its models are
-            tiny) runs on a CPU, and one cell at a time elsewhere.
-        missing: Cells to be measured.
-
-    Raises:
-        InputError: ``jobs`` is negative.
+    0 means one for every core, 8 at most, where the embedded benchmark (its models are tiny) runs on a CPU, and one
+    cell at a time elsewhere.
     """
     if options.jobs < 0:
         raise InputError(f"jobs is {options.jobs}: it must be at least 1, or 0 to leave it to the program")
@@ -64,15 +59,9 @@ def run_side_by_side(
 ) -> None:
     """Measure the cells that are missing in worker processes; every worker writes its cells' files itself.
 
-    What several cells need is measured first, once. The table of states is shown before, and after every cell.
-
-    Args:
-        options: Of the command; each worker builds its own setup from them.
-        seeds: Of the command.
-        cells: Of the command.
-        jobs: Number of workers.
-        work: A temporary folder, whose owner removes it: all that the workers write, besides the cells, is in it.
-        folder: Knows which cells are done, and gets the lines for people.
+    What several cells need is measured first, once. The table of states is shown before, and after every cell. Each
+    worker builds its own setup from the options; all that it writes, besides the cells, is in the temporary folder
+    ``work``.
 
     Raises:
         KeyboardInterrupt: The command was asked to stop; the workers have been ended.

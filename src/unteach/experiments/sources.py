@@ -22,7 +22,7 @@ from unteach.data.records import check_columns, read_rows, write_texts
 from unteach.errors import InputError
 from unteach.experiments.presets import METHODS, MICRO_SETTINGS, methods_of_the_paper
 from unteach.experiments.setups import Setup
-from unteach.settings import checked
+from unteach.settings import checked, from_values
 
 if TYPE_CHECKING:
     from unteach.experiments.reproduce import ReproduceOptions
@@ -38,12 +38,7 @@ MICRO_STEPS = 120
 
 
 def build(options: ReproduceOptions, work: Path, say: Callable[[str], None]) -> Setup:
-    """The setup of a benchmark.
-
-    Args:
-        options: Of the command.
-        work: A temporary folder for texts; they are never written to the results.
-        say: Gets the lines for people.
+    """The setup of a benchmark; texts are written to the temporary folder ``work``, never to the results.
 
     Raises:
         InputError: With what is missing.
@@ -91,14 +86,6 @@ def _methods(known: Mapping[str, Method], given: Mapping[str, Any]) -> dict[str,
     return methods
 
 
-def _config(start: dict[str, Any], given: Mapping[str, Any]) -> ForgetConfig:
-    problems: list[str] = []
-    config = checked(ForgetConfig, start | dict(given), "config.", problems)
-    if problems:
-        raise InputError(problems)
-    return config
-
-
 def _micro(options: ReproduceOptions, given: dict[str, Any], work: Path, say: Callable[[str], None]) -> Setup:
     from unteach.corpora import micro
     from unteach.models import find_folder
@@ -118,7 +105,7 @@ def _micro(options: ReproduceOptions, given: dict[str, Any], work: Path, say: Ca
     }
     return Setup(
         benchmark="micro",
-        config=_config(start, given.get("config", {})),
+        config=from_values(ForgetConfig, start | given.get("config", {}), "config."),
         methods=_methods(METHODS, given.get("methods", {})),
         final=final,
         folds=tuple(f"micro:{fold}" for fold in micro.FOLDS),
@@ -153,14 +140,14 @@ def _tables(options: ReproduceOptions, given: dict[str, Any], work: Path, say: C
         "reference": options.reference or None,
         "device": options.device,
     }
-    config = _config(start, given.get("config", {}))
+    config = from_values(ForgetConfig, start | given.get("config", {}), "config.")
     chunk, _ = config.lengths(read_context_length(options.model))
     prompt, expected = entry.probe_tokens
     sizes = {"count": PROBES, "chunk_tokens": chunk, "prompt_tokens": prompt, "expected_tokens": expected}
     final = dataclasses.replace(
         tables,
-        verbatim_forget=cut_probes(documents, tokenizer, **sizes),  # type: ignore[arg-type]
-        verbatim_holdout=cut_probes(holdout, tokenizer, **sizes) if holdout else (),  # type: ignore[arg-type]
+        verbatim_forget=cut_probes(documents, tokenizer, **sizes),
+        verbatim_holdout=cut_probes(holdout, tokenizer, **sizes) if holdout else (),
         general_texts=tuple(heldout.texts),
         notes=(*tables.notes, "verbmem_f: probes begin where the training chunks begin"),
     )

@@ -22,14 +22,13 @@ from unteach.evaluation.suite import evaluate
 from unteach.job.card import model_card
 from unteach.job.inputs import Inputs, as_documents, prepared, read_inputs, without_overlap
 from unteach.job.probes import CHEAP, STOP, run_probes
-from unteach.job.run_folder import STOP_SCORES, MeasuredOnce, RunFolder, SharedScores
-from unteach.job.save import save_result
+from unteach.job.run_folder import STOP_SCORES, MeasuredOnce, RunFolder, SharedScores, StepLog, check_tracker
 from unteach.job.stop_rule import choice, saw_the_documents, stop_rule
-from unteach.job.tracking import StepLog, check_tracker
 from unteach.method.losses import LOSSES
 from unteach.method.optimizers import OPTIMIZERS
 from unteach.models import context_length
 from unteach.models.distributed import from_first_rank, is_first_rank, join, ranks
+from unteach.models.save import save_result
 from unteach.settings import from_yaml
 from unteach.training.calibrate import calibrated, is_complete, measure, noise_warning
 from unteach.training.checkpoint import Checkpoints
@@ -323,7 +322,7 @@ class ForgetJob:
         """Run the loop, with a log, checkpoints and a way to pause."""
         config = self.config
         begun = from_first_rank(self.resume and (self.folder.path / "metrics.jsonl").exists())  # else before step 1
-        log = StepLog(self.folder.path, config, self.say) if is_first_rank() else None
+        log = StepLog(self.folder.path, config) if is_first_rank() else None
         with _catching_signals() as paused, log or nullcontext():
             outcome = unlearn(
                 self.inputs.model,

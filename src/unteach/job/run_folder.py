@@ -1,18 +1,25 @@
-"""The folder of a run, which the first rank writes and all read; and scores that several runs share."""
+"""What a run writes: its folder, the metrics of every step, also for a tracker; and scores that several runs share."""
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import importlib
 import json
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
 from unteach.config import ForgetConfig
+from unteach.errors import InputError
 from unteach.evaluation.scores import Scores
 from unteach.models.distributed import from_first_rank, is_first_rank
-from unteach.settings import to_yaml
+from unteach.settings import nearest_name, to_yaml
 from unteach.writing import write_whole
 
 try:
@@ -27,14 +34,12 @@ STOP_SCORES = "evaluations/stop.jsonl"
 T = TypeVar("T")
 MeasuredOnce = Callable[[str, Callable[[], Any]], Any]
 """Takes a name and what measures it; gives back what was measured under that name, once."""
+Tracker = Callable[[dict[str, Any] | None], None]
+"""Takes the row of every step and, at the end of the run, None."""
 
 
 class SharedScores:
-    """Scores that several runs need, measured once.
-
-    Args:
-        folder: Where they are kept for other processes, too, which wait while one measures; None: in memory only.
-    """
+    """Scores that several runs need, measured once; in a folder for other processes, too, which wait meanwhile."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder
@@ -64,13 +69,7 @@ class SharedScores:
 
 
 class RunFolder:
-    """The run folder, or a temporary one where no run folder is wanted.
-
-    Args:
-        out: The folder; None: a temporary one.
-        resume: Read back what a run wrote before.
-        measured_once: Keeps the scores that several runs from one model share.
-    """
+    """The run folder (``out``), or a temporary one; a resumed run reads back what it wrote before."""
 
     def __init__(self, out: Path | None, resume: bool, measured_once: MeasuredOnce) -> None:
         self._measured_once = measured_once
@@ -127,3 +126,105 @@ class RunFolder:
         """Remove a temporary folder."""
         if self._temporary:
             self._temporary.cleanup()
+
+
+class StepLog:
+    """Where the metrics of a run's steps go: ``metrics.jsonl``, a progress bar, and a tracker if one is wished for."""
+
+    def __init__(self, folder: Path, config: ForgetConfig) -> None:
+        self.file = folder / "metrics.jsonl"
+        self.tracker = _open_tracker(config.track, folder)
+        self.console = Console(file=sys.stderr)
+        self.progress = Progress(
+            TextColumn("step {task.completed}/{task.total}"),
+            BarColumn(bar_width=20),
+            TextColumn("{task.description}"),
+            TimeRemainingColumn(),
+            console=self.console,
+            disable=not self.console.is_terminal,
+            transient=True,
+        )
+        self.task = self.progress.add_task("", total=config.max_steps)
+
+    def __enter__(self) -> StepLog:
+        self.progress.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.progress.stop()
+        if self.tracker is not None:
+            self.tracker(None)
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Log one step."""
+        with open(self.file, "a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+        shown = (
+            f"NLL {row['nll_forget']:.3f}  divergence {row['divergence']:.1e}  |g| {row['grad_norm']:.2g}  "
+            f"clip {row['clip_factor']:.2f}  {row['tokens_per_second']:,.0f} tokens/s"
+        )
+        self.progress.update(self.task, completed=row["step"], description=shown)
+        if self.tracker is not None:
+            self.tracker(row)
+
+    def rewind(self, step: int) -> None:
+        """Drop the rows after a step: they will come again. A half-written last line goes too."""
+        if not self.file.exists():
+            return
+        rows = []
+        for line in self.file.read_text(encoding="utf-8").splitlines():
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError:
+                break
+            if row["step"] > step:
+                break
+            rows.append(line)
+        write_whole(self.file, "".join(f"{line}\n" for line in rows))
+
+
+def check_tracker(name: str) -> None:
+    """Refuse what is no tracker."""
+    known = ["none", *TRACKERS]
+    if name not in known:
+        raise InputError(f"track is {name!r}: it must be one of {', '.join(known)}{nearest_name(name, known)}")
+
+
+def _open_tracker(name: str, folder: Path) -> Tracker | None:
+    """The tracker of that name, for a run in that folder; None where the name is none."""
+    check_tracker(name)
+    try:
+        return None if name == "none" else TRACKERS[name](folder)
+    except ImportError:
+        raise InputError(f"track is {name!r}, which is not installed: pip install {name}") from None
+
+
+def _tensorboard(folder: Path) -> Tracker:
+    from torch.utils.tensorboard import SummaryWriter
+
+    writer = SummaryWriter(str(folder / "tensorboard"))
+
+    def track(row: dict[str, Any] | None) -> None:
+        if row is None:
+            writer.close()
+        else:
+            for name, value in row.items():
+                if name != "step":
+                    writer.add_scalar(name, value, row["step"])
+
+    return track
+
+
+def _service(module_name: str, folder: Path) -> Tracker:
+    """A tracker that has wandb's calls."""
+    module = importlib.import_module(module_name)
+    module.init(project="unteach", name=folder.name)
+    return lambda row: module.finish() if row is None else module.log(row)
+
+
+TRACKERS: dict[str, Callable[[Path], Tracker]] = {
+    "tensorboard": _tensorboard,
+    "wandb": functools.partial(_service, "wandb"),
+    "trackio": functools.partial(_service, "trackio"),
+}
+"""What opens each tracker, given the run folder. To add one, add it here; ``--track NAME`` finds it."""

@@ -148,13 +148,7 @@ def qkl_frozen_rows(student: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def mean_over_rows(rows: RowFunction, logits: Tensor, *others: Tensor) -> Tensor:
-    """Mean of a row function over its rows of ``logits`` [N,V], with its gradient; the others are constants.
-
-    Args:
-        rows: See ``RowFunction``.
-        logits: h, the student's.
-        *others: What the row function takes besides: other logits [N,V], labels [N].
-    """
+    """Mean of a row function over its rows of ``logits`` [N,V], with its gradient; the others are constants."""
     return _MeanOverRows.apply(rows, logits, *(other.detach() for other in others))
 
 

@@ -41,16 +41,8 @@ def step(
 ) -> None:
     """One step of Algorithm 2, in place, tensor by tensor: 4 reads and 3 writes of each weight.
 
-    Args:
-        student: θ.
-        teacher: θ'.
-        momentum: v.
-        gradient: g, not changed.
-        lr: η.
-        decay: μ.
-        clip_factor: l.
-        damping: λ.
-        slide: l η κ, the teacher's share of the way to the new student.
+    θ, θ', v and g (not changed) with η ``lr``, μ ``decay``, l ``clip_factor``, λ ``damping`` and l η κ ``slide``, the
+    teacher's share of the way to the new student.
     """
     kernels: Any = _kernels()
     for theta, reference, velocity, slope in zip(student, teacher, momentum, gradient, strict=True):

@@ -8,16 +8,103 @@ To add one, register it here: a class like ``MeanTeacher`` or ``AnchoredAdamW`` 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from unteach.method.anchored_adamw import AnchoredAdamW
 from unteach.method.mean_teacher import MeanTeacher
+from unteach.method.shards import global_norm, local_part, other_weights
 
-__all__ = ["OPTIMIZERS", "OptimizerKind", "make_optimizer"]
+__all__ = ["OPTIMIZERS", "AnchoredAdamW", "OptimizerKind", "make_optimizer"]
+
+
+class AnchoredAdamW(torch.optim.AdamW):
+    """AdamW as the paper runs its baselines: clipped, warmed up, with a teacher that never moves.
+
+    The teacher is the model at the first use, so ``teacher_weights()`` works as it does for ``MeanTeacher`` and the
+    loop has one path. For ``warmup`` steps the learning rate is a tenth of ``lr``, then it rises linearly for as many.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.95),
+        weight_decay: float = 0.0,
+        clip: float | None = 1.0,
+        warmup: int = 100,
+    ) -> None:
+        parameters = list(params)
+        on_gpu = bool(parameters) and all(isinstance(p, Tensor) and p.device.type == "cuda" for p in parameters)
+        # On a GPU in one kernel: otherwise the square roots of all second moments are held at once.
+        super().__init__(parameters, lr=lr, betas=betas, weight_decay=weight_decay, fused=on_gpu or None)
+        self.peak_lr, self.clip, self.warmup = lr, clip, warmup
+        self.steps_taken = 0
+        self.last_grad_norm: float | None = None
+        self.last_clip_factor: float | None = None
+        self._teacher: list[Tensor] | None = None
+        self._inside_teacher_weights = False
+
+    def learning_rate(self, step: int) -> float:
+        """The learning rate of a step, counted from 0."""
+        risen = min(1.0, max(0.0, (step - self.warmup) / self.warmup)) if self.warmup else 1.0
+        return self.peak_lr * (0.1 + 0.9 * risen)
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Clip, set the learning rate, step. Non-finite gradients are refused and change nothing."""
+        if self._inside_teacher_weights:
+            raise RuntimeError(
+                "step() was called inside teacher_weights(): the module holds the teacher; leave it first"
+            )
+        self._frozen()  # the teacher is the model before the first step
+        gradients = [p.grad for p in self._parameters() if p.grad is not None]
+        norm = global_norm(gradients)
+        if not norm < torch.inf:
+            raise FloatingPointError(f"the gradient norm is {norm}: the step was refused and nothing was changed")
+        factor = 1.0 if self.clip is None or norm <= self.clip else self.clip / norm
+        if factor < 1:
+            torch._foreach_mul_([local_part(gradient) for gradient in gradients], factor)
+        for group in self.param_groups:
+            group["lr"] = self.learning_rate(self.steps_taken)
+        super().step()
+        self.steps_taken += 1
+        self.last_grad_norm, self.last_clip_factor = norm, factor
+
+    @contextmanager
+    def teacher_weights(self) -> Iterator[None]:
+        """Let the module compute with the frozen initial weights; see ``MeanTeacher.teacher_weights``."""
+        if self._inside_teacher_weights:
+            raise RuntimeError("teacher_weights() was called inside teacher_weights(): leave it first")
+        self._inside_teacher_weights = True
+        try:
+            with other_weights(self._parameters(), self._frozen()):
+                yield
+        finally:
+            self._inside_teacher_weights = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """AdamW's state, the steps taken and the teacher."""
+        return super().state_dict() | {"steps_taken": self.steps_taken, "teacher": self._frozen()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load what ``state_dict`` gave."""
+        super().load_state_dict(state_dict)
+        self.steps_taken = state_dict["steps_taken"]
+        parameters = self._parameters()
+        self._teacher = [t.to(p.device, copy=True) for t, p in zip(state_dict["teacher"], parameters, strict=True)]
+
+    def _parameters(self) -> list[Tensor]:
+        return [p for group in self.param_groups for p in group["params"]]
+
+    def _frozen(self) -> list[Tensor]:
+        if self._teacher is None:
+            self._teacher = [p.detach().clone() for p in self._parameters()]
+        return self._teacher
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -3,8 +3,9 @@
 The theorem says that the mean-teacher algorithm follows a damped natural-gradient descent. Here both run on
 models so small that the exact Gauss–Newton Hessian fits in memory, in float64 and without sampling noise.
 
-A model is two functions of a flat parameter vector θ: its logits and their Jacobian. Losses, gradients and
-the Hessian follow from those two. Shapes: N inputs, V classes, P parameters, F features, U hidden units.
+A model is two functions of a flat parameter vector θ of length P: its logits h(x; θ) [N, V] for every row of the
+inputs, and their Jacobian ∂h_j(x; θ)/∂θ_i [N, V, P]. Losses, gradients and the Hessian follow from those two. Shapes: N
+inputs, V classes, P parameters, F features, U hidden units.
 """
 
 from __future__ import annotations
@@ -12,26 +13,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from unteach.method.mean_teacher import MeanTeacher
-
-
-class LogitModel(Protocol):
-    """A model given by its logits and by their Jacobian in the parameters."""
-
-    @property
-    def num_parameters(self) -> int:
-        """Length P of the parameter vector."""
-
-    def logits(self, theta: Tensor, inputs: Tensor) -> Tensor:
-        """h(x; θ) for every row of ``inputs``: [N, V]."""
-
-    def jacobian(self, theta: Tensor, inputs: Tensor) -> Tensor:
-        """∂h_j(x; θ)/∂θ_i for every row of ``inputs``, output first: [N, V, P]."""
 
 
 @dataclass(frozen=True)
@@ -94,17 +80,11 @@ class TanhNetwork:
 class UnlearningProblem:
     """A forget loss L on one set and a divergence D on another, as the paper sets them up.
 
-    L(θ) = mean over the forget set of NLUL, ``-log(1 - p_y)``;
-    D(θ, θ') = mean over the general set of KL(student ‖ teacher).
-
-    Attributes:
-        model: The model, h(x; θ).
-        forget_inputs: [N_f, F].
-        forget_labels: [N_f], the classes to unlearn.
-        general_inputs: [N_g, F]; D and H need no labels.
+    L(θ) = mean over the forget set (inputs [N_f, F], labels [N_f]) of NLUL, ``-log(1 - p_y)``;
+    D(θ, θ') = mean over the general set (inputs [N_g, F], no labels) of KL(student ‖ teacher).
     """
 
-    model: LogitModel
+    model: SoftmaxRegression | TanhNetwork
     forget_inputs: Tensor
     forget_labels: Tensor
     general_inputs: Tensor
@@ -164,25 +144,12 @@ def _teacher_drift(teacher_rate: float, lr: float) -> float:
 
 
 def effective_damping(damping: float, teacher_rate: float, lr: float, momentum: float) -> float:
-    """Damping of the natural-gradient descent that Algorithm 1 follows: ``λ̄ = λ + (1-μ) κ / (1-ηκ)``.
-
-    Args:
-        damping: λ of Algorithm 1.
-        teacher_rate: κ.
-        lr: η.
-        momentum: μ.
-    """
+    """Damping of the natural-gradient descent that Algorithm 1 follows: ``λ̄ = λ + (1-μ) κ / (1-ηκ)``."""
     return damping + (1 - momentum) * _teacher_drift(teacher_rate, lr)
 
 
 def natural_step_size(loss_weight: float, teacher_rate: float, lr: float) -> float:
-    """Step size of the natural-gradient descent that Algorithm 1 follows: ``γ = κ α η / (1-κη)``.
-
-    Args:
-        loss_weight: α.
-        teacher_rate: κ.
-        lr: η.
-    """
+    """Step size of the natural-gradient descent that Algorithm 1 follows: ``γ = κ α η / (1-κη)``."""
     return loss_weight * lr * _teacher_drift(teacher_rate, lr)
 
 
@@ -197,20 +164,9 @@ def mean_teacher_path(
     damping: float,
     num_steps: int,
 ) -> Tensor:
-    """Algorithm 1 with full batches and no clipping, by the package's own optimizer.
+    """Algorithm 1 with full batches and no clipping, by the package's own optimizer: θ_0 … θ_T, [T + 1, P].
 
-    Args:
-        problem: L, D and their gradients.
-        start: θ_0 = θ'_0, [P].
-        loss_weight: α.
-        lr: η.
-        momentum: μ.
-        teacher_rate: κ.
-        damping: λ.
-        num_steps: T.
-
-    Returns:
-        θ_0 … θ_T, [T + 1, P].
+    From θ_0 = θ'_0 = ``start`` with α ``loss_weight``, η ``lr``, μ, κ ``teacher_rate`` and λ ``damping``.
     """
     theta = torch.nn.Parameter(start.clone())
     optimizer = MeanTeacher([theta], lr=lr, momentum=momentum, teacher_rate=teacher_rate, damping=damping, clip=None)
@@ -230,19 +186,10 @@ def mean_teacher_path(
 def natural_gradient_path(
     problem: UnlearningProblem, start: Tensor, *, step_size: float, damping: float, num_steps: int
 ) -> Tensor:
-    """Natural-gradient descent, ``θ̄_{t+1} = θ̄_t - γ (H(θ̄_t) + λ̄ I)⁻¹ ∇L(θ̄_t)``.
+    """Natural-gradient descent, ``θ̄_{t+1} = θ̄_t - γ (H(θ̄_t) + λ̄ I)⁻¹ ∇L(θ̄_t)``: θ̄_0 … θ̄_T, [T + 1, P].
 
-    The theorem prints ∇L(θ̄_{t-1}); its proof uses ∇L(θ̄_t), and so does this.
-
-    Args:
-        problem: L and the exact H.
-        start: θ̄_0, [P].
-        step_size: γ, see :func:`natural_step_size`.
-        damping: λ̄, see :func:`effective_damping`.
-        num_steps: T.
-
-    Returns:
-        θ̄_0 … θ̄_T, [T + 1, P].
+    γ is ``natural_step_size``, λ̄ ``effective_damping``. The theorem prints ∇L(θ̄_{t-1}); its proof uses ∇L(θ̄_t), and
+    so does this.
     """
     path = torch.empty(num_steps + 1, len(start), dtype=start.dtype)
     path[0] = start
@@ -252,18 +199,10 @@ def natural_gradient_path(
 
 
 def gradient_path(problem: UnlearningProblem, start: Tensor, step_lengths: Tensor) -> Tensor:
-    """Plain gradient descent on L with prescribed step lengths, the control of the experiment.
+    """Plain gradient descent on L with prescribed step lengths ℓ [T], the control of the experiment: [T + 1, P].
 
-    ``θ_{t+1} = θ_t - ℓ_t ∇L(θ_t) / ‖∇L(θ_t)‖``: the same number of steps and the same path length as the
-    path whose step lengths ℓ are given.
-
-    Args:
-        problem: L.
-        start: θ_0, [P].
-        step_lengths: ℓ_0 … ℓ_{T-1}, [T].
-
-    Returns:
-        θ_0 … θ_T, [T + 1, P].
+    ``θ_{t+1} = θ_t - ℓ_t ∇L(θ_t) / ‖∇L(θ_t)‖``: the same number of steps and the same path length as the path whose
+    step lengths are given.
     """
     path = torch.empty(len(step_lengths) + 1, len(start), dtype=start.dtype)
     path[0] = start
@@ -284,14 +223,9 @@ def largest_gap(path: Tensor, other: Tensor) -> float:
 
 
 def bregman_divergence(loss: Callable[[Tensor], Tensor], theta: Tensor, reference: Tensor) -> Tensor:
-    """The Bregman divergence of a convex loss, ``D(θ, θ') = L(θ) - L(θ') - (θ - θ')ᵀ ∇L(θ')``.
+    """The Bregman divergence of a convex loss, ``D(θ, θ') = L(θ) - L(θ') - (θ - θ')ᵀ ∇L(θ')``; θ' is a constant.
 
     Locally ``½ (θ-θ')ᵀ ∇²L(θ') (θ-θ')``. Of log-sum-exp in the logits it is KL(teacher ‖ student).
-
-    Args:
-        loss: L, a differentiable scalar function of one tensor.
-        theta: θ, any shape; gradients flow through it.
-        reference: θ', the same shape, held constant.
     """
     if theta.shape != reference.shape:
         raise ValueError(
@@ -306,30 +240,12 @@ def bregman_divergence(loss: Callable[[Tensor], Tensor], theta: Tensor, referenc
 
 
 def momentum_iteration(
-    hessian: Tensor,
-    gradient: Tensor,
-    errors: Tensor,
-    *,
-    start: Tensor,
-    damping: float,
-    lr: float,
-    momentum: float,
+    hessian: Tensor, gradient: Tensor, errors: Tensor, *, start: Tensor, damping: float, lr: float, momentum: float
 ) -> Tensor:
-    """Inexact gradient descent with momentum on a quadratic, the updates of the paper's momentum lemma.
+    """Inexact gradient descent with momentum on a quadratic, as in the paper's momentum lemma: u_0 … u_T, [T + 1, P].
 
-    ``u_{t+1} = u_t - η (g + (H + λ) u_t + ε_t) + μ (u_t - u_{t-1})``, ``u_{-1} = u_0``.
-
-    Args:
-        hessian: H, symmetric and positive semi-definite, [P, P].
-        gradient: g, [P].
-        errors: ε_0 … ε_{T-1}, [T, P].
-        start: u_0, [P].
-        damping: λ.
-        lr: η.
-        momentum: μ.
-
-    Returns:
-        u_0 … u_T, [T + 1, P].
+    ``u_{t+1} = u_t - η (g + (H + λ) u_t + ε_t) + μ (u_t - u_{t-1})``, ``u_{-1} = u_0``, with H [P, P] symmetric and
+    positive semi-definite, g [P] and the errors ε_0 … ε_{T-1} [T, P].
     """
     path = torch.empty(len(errors) + 1, len(start), dtype=start.dtype)
     path[0] = previous = start
@@ -344,10 +260,7 @@ def momentum_iteration(
 def momentum_rate(damping: float, lr: float, momentum: float) -> float:
     """``R = max(√μ, 1 - ηλ/(1-μ))``: no smaller than the spectral radius of the lemma's iteration.
 
-    Args:
-        damping: λ, the smallest eigenvalue of H + λ that is allowed.
-        lr: η, at most one over the largest eigenvalue.
-        momentum: μ.
+    λ is the smallest eigenvalue of H + λ that is allowed, η at most one over the largest.
     """
     return max(math.sqrt(momentum), 1 - lr * damping / (1 - momentum))
 
@@ -365,7 +278,7 @@ def printed_momentum_bound(
 
 
 def momentum_bound(num_steps: int, *, start: float, error: float, damping: float, lr: float, momentum: float) -> Tensor:
-    """The momentum lemma in a form that holds.
+    """The momentum lemma in a form that holds, for t = 0 … T, [T + 1].
 
     ``‖u_t - u*‖ ≤ 2 R^t ‖u_0 - u*‖ + C ‖ε‖/λ`` with ``‖ε‖ = max_j ‖ε_j‖``, ``u* = -(H + λ)⁻¹ g`` and
     ``C = 1`` where ``ηλ ≤ (1-√μ)²``, ``C = 2/(1-√μ)`` otherwise. The proof is in ``docs/theory.md``.
@@ -377,9 +290,6 @@ def momentum_bound(num_steps: int, *, start: float, error: float, damping: float
         damping: λ > 0; H itself is positive semi-definite.
         lr: η ≤ 1 / (λ_max(H) + λ).
         momentum: μ in (0, 1).
-
-    Returns:
-        The bound for t = 0 … T, [T + 1].
     """
     steps = torch.arange(num_steps + 1, dtype=torch.float64)
     root = math.sqrt(momentum)

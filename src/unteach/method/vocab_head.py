@@ -187,11 +187,8 @@ def _chunks(hidden: Tensor, head: Head) -> Iterator[slice]:
 class _Gradients:
     """Gradients in hidden states, weight and bias, added up chunk by chunk from gradients in the logits.
 
-    Args:
-        hidden: Hidden states [N,D] in the dtype of the products.
-        head: The head, its weight in that dtype.
-        like: The tensors whose gradients are wanted: hidden states, weight and bias.
-        needs: Which of them are.
+    ``hidden`` [N,D] and the head's weight are in the dtype of the products; ``like`` are hidden states, weight and
+    bias, of which those are wanted that ``needs`` says.
     """
 
     def __init__(self, hidden: Tensor, head: Head, like: tuple[Tensor, Tensor, Tensor | None], needs: Any) -> None:

@@ -137,17 +137,10 @@ def in_turns(work: Callable[[], R]) -> R:
 def parts_of_rank(
     items: Sequence[T], split: Callable[[Sequence[T]], Iterable[Sequence[T]]]
 ) -> list[tuple[Sequence[T], float]]:
-    """This rank's micro-batches of a batch that all ranks know, as many as any other rank has.
+    """This rank's micro-batches of a batch that all ranks know, each with its weight, 1 or 0; all ranks have as many.
 
     Rank r takes items r, r + R, r + 2R, ... of R ranks. Where another rank has more micro-batches, or this one no item
     at all, it reads something again with weight 0: passes over sharded weights are made by all ranks together.
-
-    Args:
-        items: The whole batch.
-        split: Cuts a list of items into micro-batches.
-
-    Returns:
-        Micro-batches with their weights, 1 or 0.
     """
     count = ranks()
     parts = [list(split(items[number::count])) if len(items) > number else [] for number in range(count)]
@@ -161,15 +154,8 @@ def share_out(model: Any, items: Sequence[T], work: Callable[[Sequence[T]], Sequ
 
     The work may make as many passes as it likes, another number on each rank: a rank that is through goes on making
     passes over a single token while others still need its part of the weights. Where memory allows, the weights stay
-    gathered for the length of the work.
-
-    Args:
-        model: Sharded or not.
-        items: All items.
-        work: Gives one result for each of the items that it gets, which may be none.
-
-    Returns:
-        The results in the order of the items.
+    gathered for the length of the work. It gives one result for each of the items that it gets, which may be none;
+    the results come in the order of the items.
     """
     if ranks() == 1:
         return list(inside(model, lambda _: work(items), keep=True))
@@ -234,7 +220,7 @@ def shard(model: Any, kind: str = "cpu", half: torch.dtype | None = None) -> Non
     """
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-    from unteach.models import decoder_layers
+    from unteach.models.load import decoder_layers
 
     mesh = mesh_of(kind)
     policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=model.dtype, cast_forward_inputs=False)
@@ -257,11 +243,7 @@ def has_shards(model: Any) -> bool:
 def inside(model: Any, function: Callable[..., R], *arguments: Any, keep: bool = False) -> R:
     """``function(model, *arguments)``, where the function may read every weight of the model, sharded or not.
 
-    Args:
-        model: The model.
-        function: Gets the model first.
-        *arguments: Further arguments.
-        keep: Keep all weights gathered until it returns, where memory allows; for many passes without gradients.
+    ``keep``: all weights stay gathered until it returns, where memory allows; for many passes without gradients.
     """
     root = getattr(model, _ROOT, None)
     if root is None:

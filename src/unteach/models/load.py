@@ -1,39 +1,173 @@
-"""Load a causal language model, choose which weights are trained, and name its parts."""
+"""Model folders: find them, say what is wrong with them, load them, and name the parts of a model."""
 
 from __future__ import annotations
 
+import functools
+import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from unteach.errors import InputError, first_line
 from unteach.method.vocab_head import Head
-from unteach.models.folder import check_folder, find_folder, has_tokenizer, stored_tensors
-from unteach.models.save import Rounding, rounding_loss, save_model
 
 __all__ = [
-    "Rounding",
-    "backbone_and_head",
-    "context_length",
-    "decoder_layers",
-    "find_folder",
-    "load_model",
-    "load_tokenizer",
-    "read_context_length",
-    "rounding_loss",
-    "save_model",
-    "stored_tensors",
-    "trainable_parameters",
-]
+    "StoredTensor", "backbone_and_head", "check_folder", "context_length", "decoder_layers", "find_folder",
+    "has_tokenizer", "load_model", "load_tokenizer", "read_context_length", "stored_tensors", "trainable_parameters",
+    "weight_files",
+]  # fmt: skip
 
 Trainable = Literal["blocks", "all"]
 UNLIMITED = 2**20
 """The context length of a model whose configuration names none."""
 _CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "seq_length")
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+VOCABULARY_FILES = (
+    "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "sentencepiece.bpe.model",
+    "tekken.json",
+)  # fmt: skip
+_PICKLED = (".bin", ".pt", ".pth", ".ckpt")
+COPIED = (".json", ".txt", ".model", ".jinja", ".tiktoken")
+_HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?(@[\w./-]+)?")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor in a weights file, known from the file's header alone."""
+
+    file: str
+    shape: tuple[int, ...]
+    dtype: str
+    """As safetensors names it: F32, BF16, ..."""
+
+
+def find_folder(name: str, option: str = "model") -> Path:
+    """The folder that holds a model.
+
+    Args:
+        name: A folder, `micro:NAME` for an embedded model, or a Hugging Face id as `owner/name[@revision]`, of which
+            configuration, tokenizer and safetensors weights are downloaded once.
+        option: What the error messages call it.
+
+    Raises:
+        InputError: If there is none.
+    """
+    if name.startswith("micro:"):
+        from unteach.corpora import micro
+
+        try:
+            folder = micro.model_folder(name.removeprefix("micro:"))
+        except ValueError as error:
+            raise InputError(f"{option} is {name!r}: {first_line(error)}") from error
+        if not folder.is_dir():
+            raise InputError(f"{option} is {name!r}: this installation has no embedded models, install it again")
+        return folder
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path
+    if path.exists():
+        raise InputError(f"{option} is {name!r}: a file, must be a folder with config.json and {WEIGHTS}")
+    in_folder_here = path.parent != Path() and path.parent.is_dir()
+    if in_folder_here or not _HUB_NAME.fullmatch(name):
+        raise InputError(f"{option} is {name!r}: there is no such folder")
+    try:
+        return _download(name)
+    except Exception as error:  # the hub's own exceptions and those of the network below it
+        raise InputError(
+            f"{option} is {name!r}: there is no such folder here, and it cannot be had from the Hugging Face hub:"
+            f" {first_line(error)}"
+        ) from error
+
+
+@functools.cache
+def _download(name: str) -> Path:
+    """The local copy of a hub model; the same one, whatever is published meanwhile, as long as the program runs."""
+    from huggingface_hub import snapshot_download
+
+    identifier, _, revision = name.partition("@")
+    wanted = [INDEX, "model*.safetensors", *(f"*{ending}" for ending in COPIED), "LICEN*", "NOTICE*", "USE_POLICY*"]
+    return Path(
+        snapshot_download(identifier, revision=revision or None, allow_patterns=wanted, ignore_patterns=["*/*"])
+    )
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether a folder holds a tokenizer's vocabulary."""
+    return any((folder / name).is_file() for name in VOCABULARY_FILES) or any(folder.glob("*.tiktoken"))
+
+
+def check_folder(folder: Path, option: str = "model") -> list[str]:
+    """What keeps a folder from being loaded, one line each; an empty list if nothing."""
+    problems = []
+    names = {entry.name for entry in folder.iterdir()}
+    if "config.json" not in names:
+        problems.append("config.json is missing")
+    else:
+        try:
+            config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+            if "quantization_config" in config:
+                problems.append("its weights are quantised, and cannot be trained: give the model it was made from")
+        except (ValueError, TypeError) as error:
+            problems.append(f"config.json is not readable JSON: {first_line(error)}")
+    if not has_tokenizer(folder):
+        problems.append("it has no tokenizer (tokenizer.json or tokenizer.model): copy the one it was trained with")
+    if WEIGHTS in names or INDEX in names:
+        problems += _weight_problems(folder)
+    elif "adapter_config.json" in names:
+        problems.append("it holds an adapter, not a model: merge it into its base model first (merge_and_unload)")
+    elif pickled := sorted(name for name in names if Path(name).suffix in _PICKLED and name != "training_args.bin"):
+        problems.append(
+            f"its weights are pickled ({pickled[0]}), which can run code and is not read; if you trust them, convert"
+            ' with: python -c "from transformers import AutoModelForCausalLM as M;'
+            f" M.from_pretrained('{folder}', use_safetensors=False).save_pretrained('{folder}')\""
+        )
+    else:
+        problems.append(f"it has no weights: must hold {WEIGHTS}, or {INDEX} and the files it names")
+    return [f"{option} is '{folder}': {problem}" for problem in problems]
+
+
+def _weight_problems(folder: Path) -> list[str]:
+    try:
+        files = weight_files(folder)
+    except (ValueError, KeyError, TypeError) as error:
+        return [f"{INDEX} is not readable: {first_line(error)}"]
+    problems = []
+    for file in files:
+        if not (folder / file).is_file():
+            problems.append(f"{file} is missing, {INDEX} names it")
+            continue
+        try:
+            with safe_open(folder / file, "pt"):
+                pass
+        except (SafetensorError, OSError) as error:
+            problems.append(f"{file} is not a whole safetensors file: {first_line(error)}")
+    return problems
+
+
+def weight_files(folder: Path) -> list[str]:
+    """Names of the weights files, as Transformers chooses them: the single file before the shards."""
+    if (folder / WEIGHTS).is_file():
+        return [WEIGHTS]
+    index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+    return sorted(set(index["weight_map"].values()))
+
+
+def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
+    """All tensors of a sound model folder by name, read from the headers of its weights files."""
+    found = {}
+    for file in weight_files(folder):
+        with safe_open(folder / file, "pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118 - not a dictionary
+                part = tensors.get_slice(name)
+                found[name] = StoredTensor(file, tuple(part.get_shape()), part.get_dtype())
+    return found
 
 
 def load_model(
@@ -151,18 +285,10 @@ def _quiet_loading() -> Iterator[None]:
 
 
 def decoder_layers(model: Any) -> nn.ModuleList:
-    """The list of decoder blocks.
-
-    Args:
-        model: A Hugging Face causal language model.
-
-    Raises:
-        ValueError: If it has no such list.
-    """
+    """The list of decoder blocks of a Hugging Face causal language model."""
     count = getattr(model.config.get_text_config(), "num_hidden_layers", None)
-    lists = [module for module in model.get_decoder().modules() if isinstance(module, nn.ModuleList)]
-    for module in lists:
-        if len(module) == count:
+    for module in model.get_decoder().modules():
+        if isinstance(module, nn.ModuleList) and len(module) == count:
             return module
     raise ValueError(f"{type(model).__name__} has no list of {count} decoder blocks: use trainable 'all'")
 
@@ -171,12 +297,6 @@ def backbone_and_head(model: Any) -> tuple[nn.Module, nn.Linear]:
     """The part that gives hidden states, and the linear map from those to logits.
 
     `Head.of(model).logits(hidden)` are the model's logits, with the scale or soft cap that some families have.
-
-    Args:
-        model: A Hugging Face causal language model.
-
-    Raises:
-        ValueError: If its head is not one linear map.
     """
     head = model.get_output_embeddings()
     if not isinstance(head, nn.Linear) or model.base_model is model:
@@ -197,37 +317,21 @@ def read_context_length(name: str) -> int:
 
 
 def _limit(config: Any) -> int:
-    text_config = config.get_text_config()
-    for name in _CONTEXT_NAMES:
-        limit = getattr(text_config, name, None)
-        if isinstance(limit, int) and limit > 0:
-            return limit
-    return UNLIMITED
+    limits = (getattr(config.get_text_config(), name, None) for name in _CONTEXT_NAMES)
+    return next((limit for limit in limits if isinstance(limit, int) and limit > 0), UNLIMITED)
 
 
 def trainable_parameters(model: Any, trainable: Trainable) -> dict[str, nn.Parameter]:
-    """Choose the parameters to train, and freeze all others.
+    """Choose the parameters to train, by name, a tied one once, and freeze all others.
 
-    Args:
-        model: A Hugging Face causal language model; `requires_grad` of every parameter is set.
-        trainable: `blocks`: the weights and biases of the decoder blocks except those of norms, so that embeddings,
-            head and norms stay as they are; `all`: every parameter.
-
-    Returns:
-        The trainable parameters by name, a tied one once.
+    `blocks`: the weights and biases of the decoder blocks except those of norms, so that embeddings, head and norms
+    stay as they are; `all`: every parameter.
     """
     if trainable not in get_args(Trainable):
         raise ValueError(f"trainable is {trainable!r}, must be one of {', '.join(get_args(Trainable))}")
-    chosen: set[int] = set()
-    if trainable == "blocks":
-        for module in decoder_layers(model).modules():
-            if "norm" not in type(module).__name__.lower():
-                chosen.update(id(parameter) for parameter in module.parameters(recurse=False))
-    else:
-        chosen.update(id(parameter) for parameter in model.parameters())
-    found = {}
-    for name, parameter in model.named_parameters():
+    modules = (model if trainable == "all" else decoder_layers(model)).modules()
+    parts = [m for m in modules if trainable == "all" or "norm" not in type(m).__name__.lower()]
+    chosen = {id(parameter) for module in parts for parameter in module.parameters(recurse=False)}
+    for parameter in model.parameters():
         parameter.requires_grad_(id(parameter) in chosen)
-        if id(parameter) in chosen:
-            found[name] = parameter
-    return found
+    return {name: parameter for name, parameter in model.named_parameters() if id(parameter) in chosen}

@@ -64,10 +64,6 @@ def half_weights(model: Any, dtype: torch.dtype) -> Iterator[None]:
     A change of the weights inside the block is not seen. Gradients of the weights are float32; ``backward`` adds them
     to ``.grad`` itself where there is one already, so use ``backward`` and not ``torch.autograd.grad``. Layers with
     sharded weights, and other operations, are left to autocast, which the caller switches on.
-
-    Args:
-        model: A Hugging Face causal language model; its head is not touched.
-        dtype: float16 or bfloat16.
     """
     linears = [m for m in model.base_model.modules() if type(m) is nn.Linear and not is_sharded(m.weight)]
     try:

@@ -20,7 +20,9 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from unteach.models.folder import (
+from unteach.config import ForgetConfig
+from unteach.models.distributed import full_tensor, is_first_rank, ranks, wait_for_all
+from unteach.models.load import (
     COPIED,
     INDEX,
     WEIGHTS,
@@ -29,10 +31,12 @@ from unteach.models.folder import (
     has_tokenizer,
     stored_tensors,
     weight_files,
-)
+)  # fmt: skip
 
-__all__ = ["Rounding", "rounding_loss", "save_model"]
+__all__ = ["Rounding", "rounding_loss", "save_model", "save_result"]
 
+LARGEST_ROUNDING = 0.01
+"""Share of the displacement that rounding to the source's dtype may lose before float32 is saved instead."""
 _LICENCES = ("license", "licence", "notice", "use_policy")
 _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
 
@@ -135,6 +139,29 @@ def save_model(
         shutil.rmtree(partial, ignore_errors=True)
         raise
     return rounding
+
+
+def save_result(
+    model: Any, parameters: Mapping[str, Any], tokenizer: Any, config: ForgetConfig, out: Path, card: str
+) -> str:
+    """Save the model; the first rank writes what all gather. Returns a line for people."""
+    changed: dict[str, Any] | list[str] = list(parameters)
+    if ranks() > 1:
+        changed = {}
+        for name, value in parameters.items():
+            whole = full_tensor(value.detach())
+            if is_first_rank():
+                changed[name] = whole.to("cpu")
+    line = ""
+    if is_first_rank():
+        save_dtype = torch.float32 if config.save_dtype == "float32" else None
+        if config.save_dtype == "auto":
+            lost = rounding_loss(model, config.model, changed=changed).relative
+            save_dtype = torch.float32 if lost > LARGEST_ROUNDING else None
+        rounding = save_model(model, tokenizer, config.model, out, changed=changed, card=card, save_dtype=save_dtype)
+        line = f"model saved to {out}; {rounding.summary()}"
+    wait_for_all()
+    return line
 
 
 def _write_weights(

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import math
 import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,16 +22,12 @@ from unteach.errors import InputError
 from unteach.method.losses import LOSSES
 from unteach.method.mean_teacher import BUCKET_ELEMENTS
 from unteach.models import context_length
-from unteach.models.folder import check_folder, find_folder, stored_tensors
+from unteach.models.load import check_folder, find_folder, stored_tensors
 from unteach.models.precision import resolved_precision
-from unteach.planning.free_space import free_device_memory, free_disk, free_host_memory
 from unteach.planning.rehearsal import FLOAT, Rehearsal
 
-__all__ = ["EVALUATION", "Memory", "Plan", "plan"]
+__all__ = ["EVALUATION", "Memory", "Plan", "free_disk", "free_host_memory", "plan"]
 
-PROBE_TOKENS, QUESTION_TOKENS, SCORED_TOKENS = 192, 1024, 1024
-"""Longest prompt with its continuation, longest question with its examples, longest text that is scored."""
-SCORED_TOGETHER = 64
 SHORTEST = 64
 """Advice does not go below this max_tokens."""
 ALLOWANCE = {"cpu": (384 * 2**20, 0.65), "cuda": (512 * 2**20, 0.05)}
@@ -265,11 +262,11 @@ class _Run:
         }
         stands = sum(standing.values())
         fixed, share = ALLOWANCE.get(self.device.type, ALLOWANCE["cpu"])
-        evaluation = _evaluation_bytes(config, student, self.device)
+        evaluation = student.evaluation(config, self.device)
         if self.device.type == "cuda" and self.available is not None:  # batches are halved until they fit
             room = int((self.available - stands - fixed) / (1 + share)) - gathered
             if evaluation > room:
-                evaluation = max(room, _evaluation_bytes(config, student, self.device, one_by_one=True))
+                evaluation = max(room, student.evaluation(config, self.device, one_by_one=True))
         passing = {
             "student's copy while the teacher reads": trained if adamw else 0,
             "gradients": trained,
@@ -297,32 +294,6 @@ class _Run:
         totals = {moment: stands + size + allowed[moment] for moment, size in moments.items()}
         parts = standing | passing | {"allowance": allowed[max(totals, key=lambda moment: totals[moment])]}
         return Memory(parts, totals, checkpoint)
-
-
-def _evaluation_bytes(
-    config: ForgetConfig, student: Rehearsal, device: torch.device, *, one_by_one: bool = False
-) -> int:
-    """Of decoding (the cache twice, while its pieces are put together) or of scoring texts, whichever is more."""
-    from unteach.evaluation import generation, inference, scoring
-
-    kind, limit = "cpu", inference._HOST_MEMORY
-    if device.type == "cuda":
-        kind, limit = "cuda", int(inference._MEMORY_SHARE * torch.cuda.get_device_properties(device).total_memory)
-    model, text_config = student.model, student.model.config.get_text_config()
-    context, heads = context_length(model), text_config.num_attention_heads
-    rows = 1 if one_by_one else min(inference.BATCH_SIZE, 2 * config.probes)
-    length = min(context, QUESTION_TOKENS if config.questions else PROBE_TOKENS)
-    key_heads = getattr(text_config, "num_key_value_heads", None) or heads
-    head_width = getattr(text_config, "head_dim", None) or text_config.hidden_size // heads
-    cache = 2 * FLOAT * text_config.num_hidden_layers * key_heads * head_width * rows * length
-    together = max(1, min(rows, generation._PIECE_TOKENS[kind] // length))
-    decoding = 2 * min(limit, cache) + student.reading(together, length, "fp32")
-
-    positions = max(1, min(scoring._POSITIONS[kind], scoring._LOGITS[kind] // student.vocabulary))
-    length = min(context, SCORED_TOKENS, positions)
-    rows = 1 if one_by_one else max(1, min(SCORED_TOGETHER, 2 * config.probes, positions // length))
-    logits = FLOAT * student.vocabulary * length * (rows + 1)
-    return max(decoding, logits + student.reading(rows, length, "fp32"))
 
 
 def _disk(config: ForgetConfig, run: _Run, checkpoint: int) -> int:
@@ -362,6 +333,51 @@ def _advice(config: ForgetConfig, run: _Run, available: int | None) -> str:
             shown = " and ".join(f"{n} to {'true' if v is True else v}" for n, v in changes.items())
             return f"set {shown}, which needs {_size(needed)}{ending}"
     return f"use a device with {_size(smallest)} free (with micro_batch 1 and checkpoint_activations)"
+
+
+def free_device_memory(device: torch.device) -> int | None:
+    """Free memory of the device."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_host_memory()
+
+
+def free_host_memory() -> int | None:
+    """Main memory that can still be used: what the system has, within what this process may use of it."""
+    limits = []
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        limits += [1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
+    except OSError:
+        if "SC_PHYS_PAGES" in getattr(os, "sysconf_names", {}):
+            limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    group = Path("/sys/fs/cgroup")
+    for limit, used in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
+        try:
+            limits.append(
+                int((group / limit).read_text()) - int((group / used).read_text()) + _reclaimable(group / limit)
+            )
+        except (OSError, ValueError):  # no such group, or "max"
+            continue
+    return max(0, min(limits)) if limits else None
+
+
+def _reclaimable(limit: Path) -> int:
+    """File copies in a control group's memory, which the system gives up when memory is wanted."""
+    lines = limit.with_name("memory.stat").read_text(encoding="ascii").splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith(("inactive_file ", "total_inactive_file ")))
+
+
+def free_disk(out: str) -> int | None:
+    """Free disk where the run folder will be."""
+    folder = Path(out or ".").expanduser().resolve()
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError:
+        return None
 
 
 def _halves(number: int, least: int = 1) -> list[int]:

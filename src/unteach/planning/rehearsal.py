@@ -26,24 +26,25 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from unteach.config import ForgetConfig
 from unteach.errors import InputError, first_line
 from unteach.method.divergences import DIVERGENCES
 from unteach.method.vocab_head import Head, chunks_as_on, mean_divergence, token_log_odds
-from unteach.models.load import Trainable, decoder_layers, trainable_parameters
+from unteach.models.load import Trainable, context_length, decoder_layers, trainable_parameters
 from unteach.models.precision import precision_of_pass
 from unteach.training.passes import block_calls
 
 __all__ = ["LiveBytes", "PassMemory", "Rehearsal", "block_elements"]
 
+PROBE_TOKENS, QUESTION_TOKENS, SCORED_TOKENS = 192, 1024, 1024
+"""Longest prompt with its continuation, longest question with its examples, longest text that is scored."""
+SCORED_TOGETHER = 64
 FLOAT = 4
 """Bytes of a float32."""
 
 
 class LiveBytes(TorchDispatchMode):
-    """Adds up the tensors that are made inside the block and still alive.
-
-    Args:
-        known: Tensors from before that operations may give back; they are not counted.
+    """Adds up the tensors that are made inside the block and still alive, besides those that are ``known`` before.
 
     Attributes:
         now: Bytes alive.
@@ -171,13 +172,13 @@ class Rehearsal:
         *,
         checkpointed: bool = False,
     ) -> PassMemory:
-        """A forward and backward pass over full sequences.
+        """A forward and backward pass over ``sequences`` of so many ``tokens`` (a micro-batch).
 
         Args:
-            sequences: B, those of a micro-batch.
-            tokens: T, tokens of each.
+            sequences: B.
+            tokens: T.
             precision: Compute precision of the pass.
-            divergence: Name of the divergence to rows of another model; None: a loss on the log-odds of the labels.
+            divergence: To rows of another model; None: a loss on the log-odds of the labels.
             base_width: Width of that other model's hidden states, if not the same.
             checkpointed: Whether only the blocks' inputs are kept for the backward pass.
         """
@@ -193,6 +194,29 @@ class Rehearsal:
     def reading(self, sequences: int, tokens: int, precision: str) -> int:
         """The most bytes that a forward pass without gradients takes, up to the last hidden states."""
         return self._scaled(lambda rows: self._reading(rows, tokens, precision), sequences, precision)
+
+    def evaluation(self, config: ForgetConfig, device: torch.device, *, one_by_one: bool = False) -> int:
+        """Bytes of decoding (the cache twice, while its pieces are put together) or of scoring texts: the most."""
+        from unteach.evaluation import generation, inference, scoring
+
+        kind, limit = "cpu", inference._HOST_MEMORY
+        if device.type == "cuda":
+            kind, limit = "cuda", int(inference._MEMORY_SHARE * torch.cuda.get_device_properties(device).total_memory)
+        model, text_config = self.model, self.model.config.get_text_config()
+        context, heads = context_length(model), text_config.num_attention_heads
+        rows = 1 if one_by_one else min(inference.BATCH_SIZE, 2 * config.probes)
+        length = min(context, QUESTION_TOKENS if config.questions else PROBE_TOKENS)
+        key_heads = getattr(text_config, "num_key_value_heads", None) or heads
+        head_width = getattr(text_config, "head_dim", None) or text_config.hidden_size // heads
+        cache = 2 * FLOAT * text_config.num_hidden_layers * key_heads * head_width * rows * length
+        together = max(1, min(rows, generation._PIECE_TOKENS[kind] // length))
+        decoding = 2 * min(limit, cache) + self.reading(together, length, "fp32")
+
+        positions = max(1, min(scoring._POSITIONS[kind], scoring._LOGITS[kind] // self.vocabulary))
+        length = min(context, SCORED_TOKENS, positions)
+        rows = 1 if one_by_one else max(1, min(SCORED_TOGETHER, 2 * config.probes, positions // length))
+        logits = FLOAT * self.vocabulary * length * (rows + 1)
+        return max(decoding, logits + self.reading(rows, length, "fp32"))
 
     def _scaled(self, rehearsed: Callable[[int], int], sequences: int, precision: str) -> int:
         """What many sequences take, from one; in half precision, copies of the weights do not grow with them."""
@@ -283,12 +307,8 @@ def block_elements(config: Any) -> int:
 
     - 4 D: input and output of each of the two norms (the norm needs its input, the projections after it its output);
     - 2 D + 2 K: queries, keys and values, K wide, and the attention's output;
-    - 4 I: gate, its activation, up, and their product, which the last projection needs;
-    - H: the logarithm of the attention's normaliser.
-
-    Args:
-        config: The model's configuration: D ``hidden_size``, I ``intermediate_size`` (times the experts of a token),
-            H ``num_attention_heads``, K the width of ``num_key_value_heads`` of them.
+    - 4 I: gate, its activation, up, and their product, which the last projection needs (times the experts of a token);
+    - H: the logarithm of the attention's normaliser, one for each head.
     """
     width = config.hidden_size
     inner = (getattr(config, "intermediate_size", None) or 4 * width) * (getattr(config, "num_experts_per_tok", 1) or 1)

@@ -48,11 +48,7 @@ MICRO: dict[str, Any] = {"lr": 1e-4, "steps": 75, "batch": 32}
 def learn_instructions(
     model: Any, tokenizer: Any, texts: Sequence[str], settings: RecoverySettings, seed: int
 ) -> list[float]:
-    """Train all weights on instructions with responses, in place: mean NLL per token with AdamW.
-
-    Returns:
-        The NLL of every step's batch.
-    """
+    """Train all weights on instructions with responses, in place, with AdamW; returns the NLL of every step's batch."""
     precision = "bf16" if next(model.parameters()).device.type == "cuda" else "fp32"
     most = min(settings.max_tokens, context_length(model))
     tokens = tokenise(Documents("instructions", list(texts)), tokenizer, mode="truncate", max_tokens=most)

@@ -58,17 +58,10 @@ class TheoremSettings:
 
 
 def memorised_problem(name: str, *, seed: int, ridge: float) -> tuple[UnlearningProblem, Tensor]:
-    """A model that has memorised a forget set of random labels beside a general set of learnable ones.
+    """A model that has memorised a forget set of random labels beside a general set of learnable ones, and θ_0.
 
-    Features have scales from 2 to 0.2, so that H is ill-conditioned and the natural gradient is not along ∇L.
-
-    Args:
-        name: A key of ``MODELS``.
-        seed: Draws inputs, labels and the first weights.
-        ridge: Weight of ``‖θ‖²`` while memorising.
-
-    Returns:
-        The problem and θ_0, the minimum of the two sets' cross-entropies plus the ridge.
+    Features have scales from 2 to 0.2, so that H is ill-conditioned and the natural gradient is not along ∇L. θ_0 is
+    the minimum of the two sets' cross-entropies plus ``ridge`` times ``‖θ‖²``; ``seed`` draws all.
     """
     model, num_forget, num_general = MODELS[name], 6, 48
     generator = torch.Generator().manual_seed(seed)
@@ -102,11 +95,7 @@ def memorised_problem(name: str, *, seed: int, ridge: float) -> tuple[Unlearning
 def compare(
     problem: UnlearningProblem, start: Tensor, settings: TheoremSettings, *, momentum: float, halving: int
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """One α: Algorithm 1, its natural-gradient descent and the two controls.
-
-    Returns:
-        The measurements, and the four paths [T + 1, P] by name.
-    """
+    """One α: measurements of Algorithm 1, its natural-gradient descent and two controls, and their paths [T + 1, P]."""
     loss_weight, num_steps = settings.loss_weight / 2**halving, settings.num_steps * 2**halving
     lr, teacher_rate, damping = settings.lr, settings.teacher_rate, settings.damping
     step_size = theory.natural_step_size(loss_weight, teacher_rate, lr)
@@ -152,11 +141,9 @@ def forget_probability(problem: UnlearningProblem, theta: Tensor) -> float:
 
 
 def run_experiment(settings: TheoremSettings) -> dict[str, Any]:
-    """All models, momenta and α.
+    """All models, momenta and α: ``groups``, one of rows per model and momentum, and the ``paths`` of the last.
 
-    Returns:
-        ``groups``, one of rows per model and momentum; and, for the picture, the flattened ``paths`` of the last:
-        ``natural``, ``gradient`` and one ``α = …`` for each mean-teacher path.
+    The paths are flattened for the picture: ``natural``, ``gradient`` and one ``α = …`` for each mean-teacher path.
     """
     groups: list[dict[str, Any]] = []
     drawn: dict[str, Tensor] = {}

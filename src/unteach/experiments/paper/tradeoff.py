@@ -42,14 +42,10 @@ def panels(
     against: Sequence[str],
     points: Sequence[Published] = (),
 ) -> list[Figure]:
-    """Utility against each of some metrics, a figure for each pair that was measured.
+    """Utility against each of some metrics (to the right), a figure for each pair that was measured.
 
-    Args:
-        experiment: Begins the figures' names.
-        benchmark: Ends them.
-        contents: ``name``, ``seed`` and ``metrics`` of each cell; those of one name are seeds of one row.
-        against: Metrics drawn to the right.
-        points: Others' points.
+    ``contents`` have ``name``, ``seed`` and ``metrics`` of each cell; those of one name are seeds of one row. The
+    figures' names begin with the experiment's and end with the benchmark's; ``points`` are others'.
     """
     rows = [_method(name, group, place) for place, (name, group) in enumerate(by_name(contents).items())]
     drawn = []

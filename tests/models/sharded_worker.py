@@ -56,6 +56,10 @@ COMBINATIONS = [
 ]
 IN_FLOAT64 = [combination | {"dtype": torch.float64} for combination in COMBINATIONS]
 IN_FLOAT32 = [combination | {"dtype": torch.float32} for combination in COMBINATIONS]
+DEEP = [  # with keep text and an anchor, too
+    {"loss": "match", "optimizer": optimizer, "trainable": "all", "tied": True, "dtype": torch.float64, "anchor": 0.7}
+    for optimizer in METHODS
+]
 
 
 class General:
@@ -94,6 +98,7 @@ def make(
     dtype=torch.float32,
     device="cpu",
     half=None,
+    anchor=0.0,
     **settings,
 ):
     model = small_llama(tied, dtype).to(device)
@@ -102,7 +107,7 @@ def make(
     if dist.is_initialized():
         distributed.shard(model, device, half)
     now = dict(model.named_parameters())
-    method = dataclasses.replace(METHODS[optimizer], loss=loss)
+    method = dataclasses.replace(METHODS[optimizer], loss=loss, anchor=anchor)
     config = ForgetConfig(model="small", method=method, trainable=trainable, base="small", **settings)
     draws = torch.Generator().manual_seed(7)
     lengths = [5, 12, 8, 3, 9, 7]
@@ -118,11 +123,14 @@ def displacement(parameters, start):
 
 def run_steps(case, **settings):
     """Rows of metrics, and the displacement, of a few steps."""
-    model, parameters, forget, config, start = make(**case, **({"batch": 3, "general_batch": 3} | settings))
+    model, parameters, forget, config, start = make(
+        **case, **({"batch": 3, "general_batch": 3, "keep_batch": 3} | settings)
+    )
     optimizer = make_optimizer(parameters.values(), config.method)
     base = small_llama(False, case["dtype"], seed=5, width=16) if LOSSES[config.method.loss].base == "given" else None
     others = OtherModels(model, parameters, base, forget.sequences, config, [config.method])
-    texts = Texts(forget, General())
+    keep = ForgetBatches([sequence[::-1] for sequence in forget.sequences], seed=1, keep=True)
+    texts = Texts(forget, General(), keep if config.method.anchor else None)
     rows = []
     for step in range(STEPS):
         read = texts_of_step(texts, config.method, config, step, others)
@@ -187,7 +195,7 @@ def work(folder):
     for settings in ({"reshard_after_forward": True}, {}):  # without: the root's weights stay gathered
         sharded_optimizer.check(distributed.rank(), **settings)
     results = {
-        "cases": run_cases([*IN_FLOAT64, *IN_FLOAT32]) | {"uneven": uneven_case()},
+        "cases": run_cases([*IN_FLOAT64, *IN_FLOAT32, *DEEP]) | {"uneven": uneven_case()},
         "measurements": measurements(),
         "loops": {},
         "optimizer alone": "checked",

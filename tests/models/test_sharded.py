@@ -55,7 +55,9 @@ def assert_same_run(one, two, dtype):
     assert size >= 100 * gap
 
 
-@pytest.mark.parametrize("case", [*sharded_worker.IN_FLOAT64, *sharded_worker.IN_FLOAT32], ids=show)
+@pytest.mark.parametrize(
+    "case", [*sharded_worker.IN_FLOAT64, *sharded_worker.IN_FLOAT32, *sharded_worker.DEEP], ids=show
+)
 def test_two_ranks_give_the_run_of_one(two_ranks, case):
     assert_same_run(sharded_worker.run_steps(case), two_ranks["cases"][str(case)], case["dtype"])
 

@@ -1,10 +1,22 @@
 """The search for the first model that meets a rule, driven without a model."""
 
+import json
+import math
+import random
+
 import pytest
 
-from unteach.training.stopping import Search, stop_at
+from unteach.training.stopping import Condition, Search, StopRule, parse_rule, stop_at
 
-BEFORE = {"verbmem_f": 90.0, "nll_general": 1.0}
+BEFORE = {"verbmem_f": 90.0, "nll_general": 1.0, "auc_forget_holdout_min_40": 0.01, "knowmem_f": 90.0}
+AUC = "auc_forget_holdout_min_40"
+PARITY = StopRule(
+    (
+        Condition("verbmem_f", "<=", 20.0, scale=10.0),
+        Condition(AUC, ">=", 0.5, limit=0.55, scale=0.1),
+        Condition("knowmem_f", "<=", 7.0, scale=10.0),
+    )
+)
 
 
 def drive(scores_of, rule, every=10, last=30, loops_every=0):
@@ -17,9 +29,13 @@ def drive(scores_of, rule, every=10, last=30, loops_every=0):
         if not search.is_due(step):
             continue
         evaluated.append(step)
-        state = search.state()
+        state = json.loads(json.dumps(search.state()))  # as from a checkpoint; a new search goes on as the old would
+        search = Search(rule, BEFORE, every=every, last=last, utility_floor=0.5)
+        search.restore(state)
+        kept = search.steps_to_keep()
         move = search.look(step, {"nll_general": 1.0} | scores_of(step), loops_every)
         if move.kind == "end":
+            assert move.step == step or move.step in kept, "its checkpoint is there to go back to"
             return evaluated, move
         if move.kind == "go back":
             assert move.step in search.steps_to_keep()
@@ -59,3 +75,125 @@ def test_loops_are_waited_for_and_then_the_first_model_is_taken():
     evaluated, move = drive(scores, rule, every=5, loops_every=2)
     assert (move.step, move.rule) == (3, "stop")
     assert evaluated == [5, 1, 2, 3, 5, 7, 9]
+
+
+# ---- several conditions --------------------------------------------------------------------------
+
+
+def curves(seed, *, hide=True):
+    """Scores of a run whose every metric moves steadily, each at its own pace and with its own bends.
+
+    As in a run, knowledge is only measured where the other conditions hold (``hide``).
+    """
+    draws = random.Random(seed)
+    centres = {name: draws.uniform(5, 60) for name in PARITY.metrics}
+    widths = {name: draws.uniform(1, 12) for name in PARITY.metrics}
+    bends = {name: draws.choice([0.5, 1.0, 2.0]) for name in PARITY.metrics}
+
+    def share(name, step):  # from near 0 to near 1, rising
+        return (1 / (1 + math.exp(-(step - centres[name]) / widths[name]))) ** bends[name]
+
+    def scores_of(step):
+        scores = {"verbmem_f": 90 - 80 * share("verbmem_f", step), AUC: share(AUC, step)}
+        scores["knowmem_f"] = 90 - 88 * share("knowmem_f", step)
+        if hide and not all(c.crossed(scores) for c in PARITY.conditions[:2]):
+            del scores["knowmem_f"]
+        return scores
+
+    return scores_of
+
+
+@pytest.mark.parametrize("every", [5, 20])
+@pytest.mark.parametrize("seed", range(40))
+def test_the_first_crossing_of_steady_curves_is_never_skipped(seed, every):
+    """Wherever the forecast jumps to, the search ends at the first step at which all conditions were crossed."""
+    scores_of, last = curves(seed), 120
+    first = next((n for n in range(1, last + 1) if PARITY.crossed(scores_of(n))), None)
+    evaluated, move = drive(scores_of, PARITY, every=every, last=last)
+    assert len(evaluated) <= last / every + 30
+    if first is None:
+        assert move.rule == "max_steps"
+        return
+    assert first in evaluated
+    if PARITY.distance(scores_of(first)) == 0:
+        assert (move.step, move.rule) == (first, "stop")
+        assert "reached" in move.reason
+        assert PARITY.unmet(scores_of(first)) == []
+    else:  # the AUC has gone too far before knowledge went, or within one step
+        assert move.rule == "nearest"
+        assert move.step <= first
+        assert "goes too far" in move.reason
+
+
+def test_the_forecast_saves_evaluations_and_looks_often_near_the_end():
+    def scores_of(n):
+        return {"verbmem_f": max(5.0, 90 - 4 * n), AUC: 1 / (1 + math.exp(-(n - 47) / 8)), "knowmem_f": 2.0}
+
+    evaluated, move = drive(scores_of, PARITY, every=20, last=200)
+    assert (move.step, move.rule) == (47, "stop")
+    assert len(evaluated) <= 10
+
+
+@pytest.mark.parametrize("pace", [0.02, 0.2])
+def test_overshoot_is_not_reported_as_reached(pace):
+    """An AUC that jumps over its band in one step: the nearer of the two steps is kept, and the rule is not met."""
+    rule = StopRule((Condition(AUC, ">=", 0.5, limit=0.55, scale=0.1),))
+    for start in (0.31, 0.35, 0.39, 0.45, 0.49):
+        _, move = drive(lambda n, a=start: {AUC: min(1.0, a + pace * (n - 10)) if n >= 10 else 0.1}, rule, every=10)
+        values = {n: start + pace * (n - 10) for n in range(10, 30)}
+        first = next(n for n, value in values.items() if value >= 0.5)
+        if values[first] <= 0.55:
+            assert (move.step, move.rule) == (first, "stop")
+        else:
+            nearest = min((first - 1, first), key=lambda n: rule.distance({AUC: values[n]}))
+            assert (move.step, move.rule) == (nearest, "nearest")
+
+
+def test_the_best_evaluated_step_is_kept_where_the_rule_is_never_met():
+    """Knowledge comes back while the AUC still rises: the step with the smallest distance, not the last."""
+
+    def scores_of(n):
+        return {"verbmem_f": 10.0, AUC: min(0.45, 0.02 * n), "knowmem_f": 10 + abs(n - 20)}
+
+    evaluated, move = drive(scores_of, PARITY, every=5, last=60)
+    assert move.rule == "max_steps"
+    distances = {n: PARITY.distance(scores_of(n)) for n in evaluated}
+    assert distances[move.step] == min(distances.values())
+    assert f"step {move.step} was nearest to it" in move.reason
+    assert evaluated[-1] == 60
+
+
+def test_what_was_not_measured_counts_as_it_was_not_as_forgotten():
+    """Knowledge is asked for at step 20 only, and found: the steps at which nobody asked are no better for that."""
+    search = Search(PARITY, BEFORE, every=5, last=100, utility_floor=0.5)
+    unasked = {"verbmem_f": 10.0, AUC: 0.45, "nll_general": 1.0}
+    for step, scores, best in (
+        (15, unasked, (15, 0.5 + 8.3)),
+        (20, unasked | {AUC: 0.52, "knowmem_f": 30.0}, (20, 2.3)),
+        (25, unasked, (20, 2.3)),
+        (30, unasked | {AUC: 0.49}, (20, 2.3)),
+    ):
+        search.look(step, scores, 0)
+        assert search.best == (best[0], pytest.approx(best[1]))
+
+
+def test_a_search_that_is_saved_and_restored_is_the_same():
+    search = Search(PARITY, BEFORE, every=10, last=100, utility_floor=0.5)
+    for step in (10, 20, 30):
+        search.look(step, {"nll_general": 1.0} | curves(3)(step), 0)
+        other = Search(PARITY, BEFORE, every=10, last=100, utility_floor=0.5)
+        other.restore(json.loads(json.dumps(search.state())))
+        assert other.state() == search.state()
+        assert [other.is_due(n) for n in range(101)] == [search.is_due(n) for n in range(101)]
+        assert other.steps_to_keep() == search.steps_to_keep()
+
+
+def test_a_written_rule_may_have_several_conditions():
+    rule = parse_rule("verbmem_f <= 20 and knowmem_f < 7.5", ["verbmem_f", "knowmem_f"])
+    assert [(c.metric, c.comparison, c.value) for c in rule.conditions] == [
+        ("verbmem_f", "<=", 20.0),
+        ("knowmem_f", "<", 7.5),
+    ]
+    evaluated, move = drive(lambda n: {"verbmem_f": 90.0 - 5 * n, "knowmem_f": 40.0 - 2 * n}, rule, last=30)
+    assert (move.step, move.rule) == (17, "stop")
+    assert len(evaluated) <= 10

@@ -30,7 +30,7 @@ class Outcome:
     step: int
     reason: str
     rule: str
-    """``stop``, ``utility_floor`` or ``max_steps``."""
+    """``stop``, ``nearest``, ``utility_floor`` or ``max_steps``, see ``Move.rule``."""
     scores: Mapping[str, float]
 
 

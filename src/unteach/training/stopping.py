@@ -121,7 +121,8 @@ class Move:
     reason: str = ""
     """Why it ended, for people."""
     rule: str = ""
-    """Which rule ended it: ``stop``, ``utility_floor`` or ``max_steps``."""
+    """What ended it: ``stop``, ``nearest`` (one step went too far for the stop rule), ``utility_floor`` or
+    ``max_steps``."""
 
 
 class Search:
@@ -140,7 +141,8 @@ class Search:
         utility_floor: See ``utility_problem``.
 
     Where the rule has several conditions, or one that can be overshot, the next evaluation comes as soon as the last
-    two let expect that it is met. If it never is, the evaluated model with the smallest distance from it is kept.
+    two let expect that it is met. If it never is, or a single step goes too far, the evaluated model with the smallest
+    distance from it is kept; a metric that was not measured there counts as it was last measured.
 
     Attributes:
         unmet: The last evaluated step at which the rule was not met; the search goes back to it.
@@ -156,16 +158,18 @@ class Search:
         self.unmet, self.interval, self.met = 0, every, 0
         self.best: tuple[int, float] = (0, math.inf)
         self._last: tuple[int, dict[str, float]] = (0, dict(before))
+        self._known = dict(before)
 
     def state(self) -> dict[str, Any]:
         """Where the search is, as plain values for a checkpoint."""
-        names = ("unmet", "interval", "met", "best", "_last")
+        names = ("unmet", "interval", "met", "best", "_last", "_known")
         return {name.removeprefix("_"): getattr(self, name) for name in names}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what ``state`` gave."""
         self.unmet, self.interval, self.met = state["unmet"], state["interval"], state["met"]
         self.best, self._last = tuple(state["best"]), (state["last"][0], dict(state["last"][1]))
+        self._known = dict(state["known"])
 
     def steps_to_keep(self) -> set[int]:
         """Steps whose checkpoints the search may go back to."""
@@ -184,13 +188,14 @@ class Search:
             loops_every: How often the run does something about loops; None: never.
         """
         rule, problem = self.rule, utility_problem(self.before, scores, self.utility_floor)
-        distance = 0.0 if rule is None else rule.distance(scores)
+        known = self._known | dict(scores)
+        distance = 0.0 if rule is None else rule.distance(known)
         if rule is not None and rule.crossed(scores):
             if step > self.unmet + 1 and not self.met:
                 return Move("go back", self.unmet)
-            if distance > 0 and self.best[1] < distance:  # one step too far: the one before was nearer
-                return self._end_at_best(step, distance, f"{rule}: no step meets it exactly")
-            if not rule.looping(scores):
+            if distance > 0 and not self.met:  # one step too far, and the one before was not there yet
+                return self._end_at_best(step, distance, f"{rule}: one step goes too far", "nearest")
+            if distance == 0 and not rule.looping(scores):
                 reached = ", ".join(f"{scores[metric]:.4g}" for metric in rule.metrics)
                 reason = f"{rule}: reached {reached}" + (f"; but {problem}" if problem else "")
                 return Move("end", step, reason, "stop")
@@ -205,19 +210,19 @@ class Search:
             if rule is None:
                 return Move("end", step, f"max_steps {self.last} reached", "max_steps")
             missed = f"max_steps {self.last} reached; the stop rule {rule} was not met"
-            return self._end_at_best(step, distance, missed)
+            return self._end_at_best(step, distance, missed, "max_steps")
         if distance <= self.best[1]:
             self.best = (step, distance)
         if not self.met:
             self._expect(step, scores)
-        self.unmet, self._last = step, (step, dict(scores))
+        self.unmet, self._last, self._known = step, (step, dict(scores)), known
         return Move("go on", step)
 
-    def _end_at_best(self, step: int, distance: float, reason: str) -> Move:
+    def _end_at_best(self, step: int, distance: float, reason: str, rule: str) -> Move:
         """End with the evaluated model that is nearest to the rule: an earlier one, or that of this step."""
         if self.best[1] >= distance:
-            return Move("end", step, reason, "max_steps")
-        return Move("end", self.best[0], f"{reason}; step {self.best[0]} was nearest to it", "max_steps")
+            return Move("end", step, reason, rule)
+        return Move("end", self.best[0], f"{reason}; step {self.best[0]} was nearest to it", rule)
 
     def _expect(self, step: int, scores: Mapping[str, float]) -> None:
         """Set the interval to the next evaluation from how fast the conditions come nearer."""

@@ -1,0 +1,165 @@
+"""Keep text and the anchor: a step follows the gradient of αL + D_general + w·D_keep + a·(the same to the start)."""
+
+import copy
+import dataclasses
+
+import pytest
+import torch
+
+import unteach
+from tiny_models import SENTENCES, small_tokenizer, tiny_model
+from unteach.config import ForgetConfig, Method
+from unteach.data import ForgetBatches, GeneralText, pad
+from unteach.errors import Interrupted
+from unteach.method.optimizers import make_optimizer
+from unteach.models import trainable_parameters
+from unteach.training.checkpoint import Checkpoints
+from unteach.training.loop import unlearn
+from unteach.training.step import train_step
+from unteach.training.stopping import Search
+from unteach.training.texts import OtherModels, Texts, texts_of_step
+
+NUMBERS = {
+    "mean_teacher": {"lr": 0.05, "teacher_rate": 4.0, "damping": 0.1},
+    "adamw": {"lr": 1e-2, "warmup": 0},
+}
+ANCHOR, KEEP_WEIGHT, ALPHA = 0.7, 2.5, 0.5
+FORGET = [f"{sentence} It was the {n}th time in {1900 + n}." for n, sentence in enumerate(SENTENCES * 3)]
+GENERAL = [f"{first} {second}" for first in SENTENCES for second in SENTENCES] * 4
+KEEP = [f"In {1800 + n}, said the baker, {' '.join(reversed(s.split()[: 4 + n]))}" for n, s in enumerate(SENTENCES * 3)]
+
+
+def make(optimizer, dtype=torch.float32, *, anchor=ANCHOR, divergence="kl", **settings):
+    """A model, its trained weights, all texts, a base model, and the settings of a run."""
+    tokenizer, model = small_tokenizer(), tiny_model("llama").to(dtype)
+    method = Method(
+        optimizer=optimizer, loss="match", loss_options={"pull": "gate", "margin": -1.0}, divergence=divergence,
+        alpha=ALPHA, anchor=anchor, token_share=1.0, loops_every=0, clip=None, **NUMBERS[optimizer],
+    )  # fmt: skip
+    sizes = {"batch": 4, "general_batch": 3, "keep_batch": 5, "keep_weight": KEEP_WEIGHT, "max_steps": 5}
+    config = ForgetConfig(model="tiny", method=method, base="tiny", **(sizes | {"evaluate_every": 3} | settings))
+    forget, keep = ([tokenizer(text)["input_ids"] for text in texts] for texts in (FORGET, KEEP))
+    general = GeneralText(GENERAL, tokenizer, tokens=24, seed=0)
+    texts = Texts(ForgetBatches(forget, 0), general, ForgetBatches(keep, 0, keep=True))
+    return model, trainable_parameters(model, "blocks"), texts, tiny_model("llama", seed=5).to(dtype), config
+
+
+def logits_of(model, sequences):
+    """Full logits, labels and mask of a batch."""
+    ids, lengths = pad(sequences)
+    mask = torch.arange(ids.shape[1]) < lengths[:, None]
+    return model(ids, attention_mask=mask.long()).logits[:, :-1], ids[:, 1:], mask[:, 1:]
+
+
+def expected_gradient(models, texts, config, step, parameters):
+    """Of the definition in full logits, in a form that knows nothing of heads, micro-batches or readings."""
+    student, teacher, start, base = models
+    method = config.method
+
+    def divergence(sequences, other):
+        logits, _, mask = logits_of(student, sequences)
+        return unteach.divergence(method.divergence, logits, logits_of(other, sequences)[0], mask)
+
+    forget, keep = texts.forget.batch(step, config.batch), texts.keep.batch(step, config.keep_batch)
+    general = texts.general.batch(step, config.general_batch)
+    logits, labels, mask = logits_of(student, forget)
+    base_logits = logits_of(base, forget)[0]
+    pull = unteach.forget_loss("match", logits, labels, mask, base_logits=base_logits, **method.loss_options)
+    to_teacher = divergence(general, teacher) + config.keep_weight * divergence(keep, teacher)
+    to_start = divergence(general, start) + config.keep_weight * divergence(keep, start)
+    held = to_teacher + method.anchor * to_start
+    gradient = torch.autograd.grad(ALPHA * pull + held, list(parameters.values()))
+    return torch.cat([part.flatten() for part in gradient]), pull.item(), held.item()
+
+
+@pytest.mark.parametrize(("divergence", "micro_batch"), [("kl", None), ("kl", 1), ("kl_reverse", 2)])
+@pytest.mark.parametrize("optimizer", list(NUMBERS))
+def test_the_gradient_is_that_of_all_terms_in_full_logits(optimizer, divergence, micro_batch, monkeypatch):
+    made = make(optimizer, torch.float64, divergence=divergence, micro_batch=micro_batch)
+    model, parameters, texts, base, config = made
+    start = copy.deepcopy(model)
+    others = OtherModels(model, parameters, base, texts.forget.sequences, config, [config.method])
+    moving = make_optimizer(parameters.values(), config.method)
+    seen = []
+    step = type(moving).step
+
+    def spy(self):
+        seen.append(torch.cat([p.grad.flatten() for p in parameters.values()]))
+        return step(self)
+
+    monkeypatch.setattr(type(moving), "step", spy)
+    for number in range(3):  # at the third, student, teacher and start are three models (adamw: two)
+        with moving.teacher_weights():
+            teacher = copy.deepcopy(model)
+        expected, pull, held = expected_gradient((model, teacher, start, base), texts, config, number, parameters)
+        read = texts_of_step(texts, config.method, config, number, others)
+        row = train_step(model, moving, *read, ALPHA, config)
+        assert (seen[-1] - expected).norm() <= 1e-7 * expected.norm()  # Llama norms in float32
+        assert row["forget_loss"] == pytest.approx(pull, rel=1e-7)
+        assert row["divergence"] == pytest.approx(held, rel=1e-7, abs=1e-12)
+    assert held > 1e-5
+    same = all(torch.equal(a, b) for a, b in zip(teacher.parameters(), start.parameters(), strict=True))
+    assert same == (optimizer == "adamw")
+
+
+@pytest.mark.parametrize(("anchor", "keep"), [(0.0, True), (ANCHOR, False), (0.0, False)])
+def test_without_an_anchor_or_keep_text_their_terms_are_not_there(anchor, keep):
+    model, parameters, texts, base, config = make("mean_teacher", anchor=anchor)
+    texts = texts if keep else dataclasses.replace(texts, keep=None)
+    others = OtherModels(model, parameters, base, texts.forget.sequences, config, [config.method])
+    assert bool(others._start) == bool(anchor), "no copy of the weights is held for nothing"
+    _, held = texts_of_step(texts, config.method, config, 0, others)
+    assert [text.weight for text in held] == [1.0, KEEP_WEIGHT][: 1 + keep]
+    assert [[weight for weight, _ in text.readings] for text in held] == [[anchor] if anchor else []] * len(held)
+
+
+def run(folder, made, **options):
+    model, parameters, texts, base, config = made
+    search = Search(None, {"nll_general": 1.0}, every=config.evaluate_every, last=config.max_steps, utility_floor=0.5)
+    outcome = unlearn(
+        model,
+        parameters,
+        texts,
+        config,
+        search=search,
+        evaluate=lambda step: {"nll_general": 1.0},
+        checkpoints=Checkpoints(folder, 2),
+        base=base,
+        **options,
+    )
+    return outcome, {name: p.detach().clone() for name, p in parameters.items()}
+
+
+@pytest.mark.parametrize("optimizer", list(NUMBERS))
+def test_a_paused_run_with_keep_text_and_an_anchor_goes_on_bit_for_bit(optimizer, tmp_path):
+    _, expected = run(tmp_path / "whole", make(optimizer))
+    for pause_after in (1, 4):
+        steps = []
+        folder = tmp_path / f"paused_{pause_after}"
+        with pytest.raises(Interrupted):
+            run(folder, make(optimizer), log=steps.append, paused=lambda n=pause_after, s=steps: len(s) >= n)
+        _, weights = run(folder, make(optimizer), resume=True)
+        assert all(torch.equal(weights[name], expected[name]) for name in expected), f"paused after {pause_after}"
+
+
+@pytest.mark.parametrize("optimizer", list(NUMBERS))
+def test_the_run_does_not_depend_on_the_micro_batch(optimizer, tmp_path):
+    ends = [run(tmp_path / str(n), make(optimizer, torch.float64, micro_batch=n))[1] for n in (1, 3)]
+    start = dict(make(optimizer, torch.float64)[1])
+    moved = [torch.cat([(end[name] - start[name].detach()).flatten() for name in end]) for end in ends]
+    assert (moved[0] - moved[1]).norm() <= 1e-9 * moved[0].norm()
+    assert moved[0].norm() > 1e-3
+
+
+def test_keep_text_and_the_anchor_hold_what_they_are_given(tmp_path):
+    """The same pull, once held on keep text and to the start, once not: keep text moves less with them."""
+    moved = {}
+    for name, anchor, keep in (("plain", 0.0, False), ("held", 5.0, True)):
+        model, parameters, texts, base, config = make("mean_teacher", anchor=anchor, keep_weight=5.0, max_steps=12)
+        start = copy.deepcopy(model)
+        used = texts if keep else dataclasses.replace(texts, keep=None)
+        run(tmp_path / name, (model, parameters, used, base, config))
+        with torch.no_grad():
+            logits, _, mask = logits_of(model, texts.keep.sequences)
+            moved[name] = unteach.divergence("kl", logits, logits_of(start, texts.keep.sequences)[0], mask).item()
+    assert 0 < moved["held"] < 0.7 * moved["plain"]

@@ -78,13 +78,18 @@ def without_overlap(keep: Documents, documents: Documents) -> tuple[str, Documen
     Raises:
         InputError: Nothing is left.
     """
-    report, left = overlap(documents, keep)
+    forgotten = {" ".join(text.split()) for text in documents.texts}  # also those too short to be looked for in others
+    others = [n for n, text in enumerate(keep.texts) if " ".join(text.split()) not in forgotten]
+    parts = [keep.texts[n] for n in others], [keep.labels[n] for n in others]
+    report, left = overlap(documents, Documents(keep.name, *parts, list(keep.skipped), keep.share))
     if not left.texts:
         what = "has no documents" if not keep.texts else "is what is to be forgotten, word for word or nearly"
         raise InputError(
             f"keep is {keep.name!r}: it {what}; name other documents of the same kind, or leave --keep out"
         )
-    return f"{len(left.texts):,} documents; {report.summary()}", left
+    same = len(keep.texts) - len(others)
+    equal = f"; {same:,} equal to documents that are to be forgotten left out" if same else ""
+    return f"{len(left.texts):,} documents{equal}; {report.summary()}", left
 
 
 def _load(name: str, config: ForgetConfig) -> tuple[Any, Any]:

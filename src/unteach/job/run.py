@@ -286,7 +286,7 @@ class ForgetJob:
         self.say("before: " + ", ".join(f"{name} {value:.4g}" for name, value in before.items()))
         others: dict[str, dict[str, float]] = {}
         self.reference_scores = None
-        if inputs.base is not None and self.parity:
+        if inputs.base is not None:
             others["base"] = self.folder.remember("base", lambda: self.measured(inputs.base, probes.stop))
             warning = saw_the_documents(others["base"], before)
             if warning:

@@ -1,0 +1,176 @@
+"""What a user gives decides the method, and what cannot be used is refused in one line with nothing left behind."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import re
+
+import pytest
+import torch
+
+from tiny_models import SENTENCES, save_tiny, small_tokenizer, tiny_model
+from unteach.cli import main
+from unteach.config import ForgetConfig, Method
+from unteach.data import pad
+from unteach.method.losses import LOSSES
+from unteach.settings import from_yaml
+
+# ---- the choice ----------------------------------------------------------------------------------
+
+# optimizer, loss, keep, base: what runs (optimizer, loss, share of tokens, loops every, options of the loss)
+PAPER = ("mean_teacher", "nlul", 0.25, 4, {})
+CHOICES = {
+    ("auto", "auto", False, False): PAPER,
+    ("auto", "auto", False, True): PAPER,
+    ("auto", "auto", True, False): ("adamw", "nlul", 1.0, 4, {}),
+    ("auto", "auto", True, True): ("adamw", "match", 1.0, 0, {"pull": "gate"}),
+}
+for given in itertools.product((False, True), repeat=2):  # where one is named, the other is the paper's
+    CHOICES["mean_teacher", "auto", *given] = PAPER
+    CHOICES["adamw", "auto", *given] = ("adamw", "nlul", 1.0, 0, {})
+    for name in LOSSES:
+        own = PAPER if name == "nlul" else ("mean_teacher", name, 1.0, 0, {})
+        CHOICES["auto", name, *given] = CHOICES["mean_teacher", name, *given] = own
+        CHOICES["adamw", name, *given] = ("adamw", name, 1.0, 0, {})
+
+
+def test_the_table_of_choices_is_complete():
+    optimizers = ("auto", "mean_teacher", "adamw")
+    assert set(CHOICES) == set(itertools.product(optimizers, ("auto", *LOSSES), (False, True), (False, True)))
+
+
+@pytest.mark.parametrize("case", CHOICES, ids=lambda case: "-".join(map(str, case)))
+def test_the_method_is_chosen_from_what_is_given(case):
+    optimizer, loss, keep, base = case
+    chosen = Method(optimizer=optimizer, loss=loss).chosen(keep=keep, base=base)
+    found = (chosen.optimizer, chosen.loss, chosen.token_share, chosen.loops_every, chosen.loss_options)
+    assert found == CHOICES[case]
+    assert chosen.problems("") == []
+    for now_keep, now_base in itertools.product((False, True), repeat=2):  # a resumed run chooses again
+        assert chosen.chosen(keep=now_keep, base=now_base) == chosen
+
+
+def test_what_is_set_by_hand_stays():
+    by_hand = Method(token_share=0.5, loops_every=0, alpha=2.0, anchor=0.5)
+    for keep, base in itertools.product((False, True), repeat=2):
+        chosen = by_hand.chosen(keep=keep, base=base)
+        assert (chosen.token_share, chosen.loops_every, chosen.alpha, chosen.anchor) == (0.5, 0, 2.0, 0.5)
+    soft = Method(optimizer="adamw", loss="match", loss_options={"pull": "softplus", "margin": 1.0})
+    assert soft.chosen(keep=True, base=True).loss_options == {"pull": "softplus", "margin": 1.0}
+
+
+def test_a_config_chooses_from_its_own_fields_and_phases_are_not_deep():
+    phase = Method(alpha=1.0, lr=0.1, steps=3)
+    config = ForgetConfig(model="m", keep="k", base="b", phases=(phase,)).chosen()
+    assert (config.method.optimizer, config.method.loss) == ("adamw", "match")
+    assert (config.phases[0].optimizer, config.phases[0].loss) == ("mean_teacher", "nlul")
+    assert config.chosen() == config
+    assert ForgetConfig(model="m", base="b").chosen().method == dataclasses.replace(Method()).chosen()
+
+
+# ---- through the command -------------------------------------------------------------------------
+
+BACKWARDS = [" ".join(reversed(sentence.split())) for sentence in SENTENCES]
+FORGET = [f"{SENTENCES[n % 3][:40]} on the {n}th day, number {1000 + 37 * n}, of that year." for n in range(6)]
+TEXTS = {
+    "forget": FORGET,
+    "general": [f"{BACKWARDS[n % 3]} {BACKWARDS[n % 2]} Number {n}." for n in range(12)],
+    "keep": [f"In {1800 + n} {BACKWARDS[n % 3]} {n} {BACKWARDS[(n + 1) % 3]} Year {n}." for n in range(12)],
+    "nearly": [f"{text} And so on." for text in FORGET],
+    "blank": ["", "  \n"],
+    "none": [],
+    "short": [f"Ann is {n}." for n in range(4)],
+}
+
+
+@pytest.fixture(scope="module")
+def given(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("given")
+    for name, texts in TEXTS.items():
+        lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
+        (folder / f"{name}.jsonl").write_text(lines, encoding="utf-8")
+    (folder / "folder").mkdir()
+    save_tiny(folder / "model")
+    save_tiny(folder / "base", seed=5)
+    save_tiny(folder / "other", seed=5)
+    small_tokenizer(vocabulary=280).save_pretrained(folder / "other")
+    return folder
+
+
+def run(given, out, *flags, documents="forget"):
+    words = ["forget", given / "model", "--documents", given / f"{documents}.jsonl", "--out", out, "--device", "cpu"]
+    words += ["--general", given / "general.jsonl", "--max-steps", 1, "--max-tokens", 48, "--general-tokens", 24]
+    words += ["--batch", 3, "--general-batch", 3, "--keep-batch", 3, "--probes", 4, "--alpha", 0.2, "--lr", 1e-3]
+    return main([str(word) for word in (*words, *flags)])
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        (
+            ["--keep", "keep.jsonl", "--base", "other"],
+            "its tokenizer is not that of .*280 and 300 tokens.*best the one",
+        ),
+        (["--keep", "keep.jsonl", "--base", "nowhere"], "base is .*nowhere': there is no such folder"),
+        (["--keep", "forget.jsonl"], "keep is .*forget.jsonl': it is what is to be forgotten, word for word or nearly"),
+        (["--keep", "nearly.jsonl"], "keep is .*nearly.jsonl': it is what is to be forgotten, word for word or nearly"),
+        (["--keep", "nowhere.jsonl"], "keep is .*nowhere.jsonl': there is no such file or folder"),
+        (["--keep", "folder"], "keep is .*folder': the folder is empty"),
+        (["--keep", "none.jsonl"], "keep is .*none.jsonl': there is no document in it: it has no records"),
+        (["--keep", "blank.jsonl"], "keep is .*blank.jsonl': there is no document in it: 2 skipped"),
+        (["--keep", "keep.jsonl", "--keep-questions", "nowhere.jsonl"], "keep_questions is .*there is no such file"),
+        (["--loss", "match"], "loss match needs base: a model with the same tokenizer that never saw the documents"),
+        (["--loss", "it_forward"], "loss it_forward needs base"),
+        (["--loss-options", "pull=gate"], "loss_options are given without loss: name the loss"),
+    ],
+)
+def test_what_cannot_be_used_is_one_line_and_leaves_nothing(given, tmp_path, capsys, flags, problem):
+    words = [given / word if (given / word).exists() or "nowhere" in word else word for word in flags]
+    assert run(given, tmp_path / "run", *words) == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("unteach: ")]
+    assert len(lines) == 1
+    assert re.search(problem, lines[0]), lines[0]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_documents_too_short_to_be_looked_for_are_recognised_as_a_whole(given, tmp_path, capsys):
+    assert run(given, tmp_path / "run", "--keep", given / "short.jsonl", documents="short") == 2
+    assert "short.jsonl': it is what is to be forgotten" in capsys.readouterr().err
+
+
+def recites(folder):
+    """A model that has learned the forget documents by heart."""
+    model, tokenizer = tiny_model("llama", seed=5), small_tokenizer()
+    ids, _ = pad([tokenizer(text)["input_ids"] for text in FORGET])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for _ in range(120):
+        optimizer.zero_grad()
+        model(ids, labels=ids).loss.backward()
+        optimizer.step()
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def test_a_base_model_that_saw_the_documents_is_named_and_the_run_goes_on(given, tmp_path, capsys):
+    base = recites(tmp_path / "recites")
+    for name, flags in (("deep", ["--keep", given / "keep.jsonl"]), ("alone", ["--loss", "it"])):
+        assert run(given, tmp_path / name, "--base", base, *flags) in (0, 3)
+        error = capsys.readouterr().err
+        warnings = [line for line in error.splitlines() if line.startswith("warning: the base model recites")]
+        assert len(warnings) == 1
+        assert "it seems to have seen them, and what it knows of them will stay" in warnings[0]
+        assert (tmp_path / name / "model" / "model.safetensors").exists()
+    assert run(given, tmp_path / "never", "--base", given / "base", "--keep", given / "keep.jsonl") in (0, 3)
+    error = capsys.readouterr().err
+    assert "seems to have seen them" not in error
+    assert "method:  adamw with match, held on general text and keep documents; give --holdout" in error
+
+
+def test_defaults_of_one_method_do_not_leak_into_another(given, tmp_path):
+    """What ran stands in the run's config: AdamW with NPO looks at all tokens and leaves loops alone, as published."""
+    assert run(given, tmp_path / "run", "--optimizer", "adamw", "--loss", "npo") in (0, 3)
+    method = from_yaml(ForgetConfig, tmp_path / "run" / "config.yaml").method
+    assert (method.optimizer, method.loss, method.token_share, method.loops_every) == ("adamw", "npo", 1.0, 0)

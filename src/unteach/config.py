@@ -41,10 +41,10 @@ class Method:
     """Divergence to the teacher on general text: kl, kl_reverse, qkl or qkl_frozen."""
     token_share: float | None = None
     """The forget loss looks at this share of a document's tokens: those the model was least sure of. 1: all (paper).
-    None: 0.25 for the mean teacher with nlul where nothing is given to keep, else 1."""
+    None: 0.25 for the mean teacher with nlul, else 1."""
     loops_every: int | None = None
     """Every so many steps, unlearn too what the model repeats over and over by itself. 0: never (paper). None: 4 for
-    nlul where the method is chosen, else never."""
+    nlul unless adamw is named, else never."""
     alpha: float | None = None
     """α, the weight of the forget loss. None: measured (mean teacher), 0.2 (AdamW)."""
     alpha_growth: float = 0.0

@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 import torch
 
+from steps import held_to, pull_of
 from tiny_models import tiny_model
 from unteach.config import ForgetConfig, Method, Precision
 from unteach.data import ForgetBatches
 from unteach.errors import InputError
+from unteach.method.vocab_head import Head
 from unteach.models import trainable_parameters
 from unteach.models.precision import resolved_precision
-from unteach.training.calibrate import Measured, calibrated, is_complete, measure, noise_warning, rounding_noise
+from unteach.training.calibrate import (
+    SIGN_STEP_DIVERGENCE,
+    TEACHER_WAY,
+    Measured,
+    calibrated,
+    is_complete,
+    measure,
+    noise_warning,
+    rounding_noise,
+)
+from unteach.training.passes import held_term, hidden_states
+from unteach.training.step import accumulate
 
 SEQUENCES = [list(range(1, 40)), list(range(5, 30)), list(range(3, 60)), list(range(100, 140))]
 FORGET = ForgetBatches(SEQUENCES, 0)
@@ -174,7 +188,9 @@ def test_the_rule(wished: int, damping_share: float) -> None:
     assert lr * rate == pytest.approx(5 / wished)
     assert lr * measured.curvature == pytest.approx(0.4 * (1 - method.momentum))
     assert effective / measured.curvature == pytest.approx(damping_share, abs=1e-3)
-    assert wished * lr * rate * alpha * measured.gradient_norm / effective == pytest.approx(1.4 * measured.distance)
+    assert wished * lr * rate * alpha * measured.gradient_norm / effective == pytest.approx(
+        TEACHER_WAY * measured.distance
+    )
 
 
 def test_the_numbers_follow_a_scaling_of_the_weights() -> None:
@@ -190,3 +206,32 @@ def test_the_numbers_follow_a_scaling_of_the_weights() -> None:
     assert larger.lr == pytest.approx(7**2 * (plain.lr or 0))
     assert larger.teacher_rate == pytest.approx((plain.teacher_rate or 0) / 7**2)
     assert larger.damping == pytest.approx((plain.damping or 0) / 7**2)
+
+
+def test_the_norm_is_the_product_of_two_halves_and_adamw_steps_by_a_measured_divergence() -> None:
+    """Independent halves: the noise of a mini-batch, which a square would count as signal, cancels in their product."""
+    model, parameters, config = setting("fp32", optimizer="adamw", loss="ll")
+    found = measure(model, parameters, FORGET, General(), config)  # type: ignore[arg-type]
+    sequences = [FORGET.sequences[n] for n in FORGET.numbers(0, 8)]
+
+    def gradient(part: list[list[int]]) -> torch.Tensor:
+        pull = pull_of(part)
+        accumulate(model, parameters, [pull], [], 1.0, config)
+        flat = torch.cat([p.grad.flatten() for p in parameters if p.grad is not None])
+        for p in parameters:
+            p.grad = None
+        return flat
+
+    halves = gradient(sequences[::2]), gradient(sequences[1::2])
+    product = float(halves[0].double() @ halves[1].double())
+    assert product > 0
+    assert found.gradient_norm == pytest.approx(math.sqrt(product), rel=1e-5)
+
+    chunks = General().batch(0, 4)
+    with torch.no_grad():
+        before = hidden_states(model, chunks)[0]
+        step = torch.split((halves[0] + halves[1]).sign(), [p.numel() for p in parameters])
+        for p, part in zip(parameters, step, strict=True):
+            p.sub_(part.view_as(p), alpha=found.sign_step)
+        moved = float(held_term(model, held_to(chunks, "kl", before, Head.of(model)), 0)[0])
+    assert moved == pytest.approx(SIGN_STEP_DIVERGENCE, rel=0.2), "the divergence is nearly quadratic"

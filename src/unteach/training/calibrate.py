@@ -8,8 +8,8 @@ say what the other numbers must be for a wished number of steps N, in any model 
 - ηc = 0.4 (1-μ): the student settles along g within a few steps.
 - λ = c/10, so that λ̄ is 0.46 c for N = 40 and 0.23 c for N = 100: a longer run is nearer to the natural gradient.
 - α: most directions are far less curved than g's. There the teacher moves by κηα‖g‖/λ̄ a step, and in N steps should
-  move by 0.573 times the distance L/‖∇L‖ at which the loss of all tokens would be zero if it fell straight on. (g itself
-  is the gradient of the tokens that the loss looks at, see ``token_share``.)
+  move by 0.573 times the distance L/‖∇L‖ at which the loss of all tokens would be zero if it fell straight on. (g
+  itself is the gradient of the tokens that the loss looks at, see ``token_share``.)
 
 ``docs/scaling.md`` shows the measurements behind the constants. The forget loss is measured as NLUL, whatever the run's
 loss is: those of LL and NPO vanish at the start and would say nothing.

@@ -308,7 +308,7 @@ def test_other_benchmarks_run_with_models_and_tables_given(benchmark, make, tmp_
         "benchmark": benchmark,
         "model": "micro:target",
         "reference": "micro:retrained",
-        "incompetent": "micro:base",
+        "base": "micro:base",
         "data": tmp_path / "data",
         "general": "micro:general_heldout",
         "instruct": instruct,

@@ -112,6 +112,15 @@ METRICS: dict[str, MetricInfo] = {
     "verbmem_holdout": MetricInfo(
         "recital of texts never seen", "ROUGE-L of the continuation of documents the model was not trained on"
     ),
+    "knowmem_r_kept": MetricInfo(
+        "answers on kept neighbours", "knowmem_r of those retained documents that the model was held on", "↑"
+    ),
+    "knowmem_r_others": MetricInfo(
+        "answers on other neighbours", "knowmem_r of those retained documents that it was not held on", "↑"
+    ),
+    "knowmem_pretraining": MetricInfo(
+        "answers on pretraining text", "ROUGE-L of answers to questions about people of the pretraining text", "↑"
+    ),
     RAW_AUC: MetricInfo(
         "raw membership AUC",
         "chance that a never-seen text looks more familiar (Min-40 %) than a forget text: 0 when memorised,"

@@ -1,19 +1,23 @@
-"""`unteach demo`: unlearn the embedded model with the paper's method and a baseline, and compare with retraining."""
+"""`unteach demo`: unlearn the embedded model with the paper's method, a baseline and deep forgetting, and compare with
+retraining."""
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from unteach.config import ForgetConfig
 from unteach.errors import InputError
-from unteach.experiments.presets import METHODS, MICRO_SETTINGS
+from unteach.experiments.presets import DEEP, DEEP_INPUTS, METHODS, MICRO_SETTINGS
 
 __all__ = ["DemoOptions", "run"]
 
+PAPER = ("mt-nlul-kl", "adamw-npo-kl")
+"""Methods of the paper that are always shown."""
 SHOWN = ("verbmem_f", "knowmem_f", "knowmem_r", "privleak", "nll_general", "degenerate")
 
 
@@ -26,7 +30,7 @@ class DemoOptions:
     seed: int = 0
     """Of the batches."""
     all: bool = False
-    """Run every method of the paper, not two of them."""
+    """Run every method of the paper besides deep forgetting, not two of them."""
     json: bool = False
     """Print the rows as one JSON object and nothing else."""
 
@@ -48,22 +52,16 @@ def run(options: DemoOptions) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     results: dict[str, Scores] = {}
     shared = SharedScores()
-    names = list(METHODS)[: None if options.all else 2]
+    names = [*(METHODS if options.all else PAPER), "deep"]
     for name in names:
         print(f"\n{name}", file=sys.stderr)
-        result = run_forget(
-            ForgetConfig(
-                model="micro:target",
-                documents="micro:forget",
-                reference="micro:retrained",
-                base="micro:small" if METHODS[name].loss == "it" else None,
-                out=str(out / name),
-                **MICRO_SETTINGS,
-                method=METHODS[name],
-                seed=options.seed,
-            ),
-            shared=shared.measured_once,
-        )
+        config = _config(name, options)
+
+        def measured_once(score: str, compute: Callable[[], Any], rule: Any = config.keep) -> Any:
+            own = f" {rule}" if score.startswith("stop") else ""  # a rule on membership needs other scores
+            return shared.measured_once(score + own, compute)
+
+        result = run_forget(config, shared=measured_once)
         folder = out / name / "evaluations"
         results |= {
             row: Scores.from_dict(json.loads((folder / file).read_text(encoding="utf-8")))
@@ -81,6 +79,22 @@ def run(options: DemoOptions) -> dict[str, Any]:
     if not options.json:
         _print(rows, results, report)
     return {"rows": rows, "report": str(report)}
+
+
+def _config(name: str, options: DemoOptions) -> ForgetConfig:
+    """The settings of one of the demo's runs."""
+    method = DEEP if name == "deep" else METHODS[name]
+    given: dict[str, Any] = DEEP_INPUTS if name == "deep" else {"base": "micro:small"} if method.loss == "it" else {}
+    return ForgetConfig(
+        model="micro:target",
+        documents="micro:forget",
+        reference="micro:retrained",
+        out=str(options.out / name),
+        method=method,
+        seed=options.seed,
+        **given,
+        **MICRO_SETTINGS,
+    )
 
 
 def _row(name: str, scores: Any, seed: int) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""The methods that the paper compares, by name, with the numbers they run with; the demo and all experiments read them.
+"""The methods that the paper compares, by name, with the numbers they run with, and deep forgetting; the demo and all
+experiments read them.
 
 A name says optimizer, loss and divergence. ``METHODS`` suits the embedded model; ``methods_of_the_paper`` has AdamW's
 numbers of the authors' runs on 7B models, where a settings file of ``unteach reproduce`` does not give others.
@@ -11,7 +12,7 @@ from typing import Any
 
 from unteach.config import Method
 
-__all__ = ["METHODS", "MICRO_SETTINGS", "methods_of_the_paper"]
+__all__ = ["DEEP", "DEEP_INPUTS", "METHODS", "MICRO_SETTINGS", "methods_of_the_paper"]
 
 _PAPER: dict[str, Any] = {"token_share": 1.0, "loops_every": 0}
 """The loss looks at all tokens, and nothing is done about loops."""
@@ -26,7 +27,11 @@ METHODS = {
     "adamw-ll-kl": dataclasses.replace(_ADAMW, loss="ll"),
     "adamw-nlul-kl": dataclasses.replace(_ADAMW, loss="nlul"),
 }
-"""The first two are the demo; all but the first are as in the paper. AdamW's numbers suit the embedded model."""
+"""All but the first are as in the paper. AdamW's numbers suit the embedded model."""
+DEEP = Method()
+"""Deep forgetting: what the program chooses where it is given a base model and keep documents."""
+DEEP_INPUTS: dict[str, Any] = {"keep": "micro:retain", "base": "micro:base", "holdout": "micro:holdout"}
+"""What it is given on the embedded benchmark."""
 MICRO_SETTINGS: dict[str, Any] = {"general_tokens": 128, "expected_steps": 40, "max_steps": 200, "probes": 64}
 """What suits the embedded model: its context is short, and a demo should be."""
 

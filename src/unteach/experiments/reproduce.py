@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from unteach.errors import InputError, Interrupted
 from unteach.experiments.paper import Experiment, experiment, experiment_names
@@ -37,8 +37,11 @@ class ReproduceOptions:
     """The model that has learned the documents. micro has its own."""
     reference: str = ""
     """The model retrained without them: for the stop rule and PrivLeak."""
-    incompetent: str = ""
-    """A model with the same tokenizer that never learned them, for the loss it: smaller, or the base model."""
+    base: str = ""
+    """A model with the same tokenizer that never learned them, for deep and the loss it: best the one before it learned
+    them. Also accepted as incompetent. micro has its own."""
+    keep: str = ""
+    """deep: documents like the forgotten ones to be kept, as unteach forget takes them. Default: the retain split."""
     data: Path | None = None
     """Folder with the benchmark's tables; by default they come from the Hugging Face hub."""
     general: str = ""
@@ -48,7 +51,8 @@ class ReproduceOptions:
     mmlu: Path | None = None
     """Folder with the MMLU validation questions, to be measured too."""
     settings: Path | None = None
-    """A YAML file: config (fields of unteach forget), methods (name: fields to change), losses, recovery."""
+    """A YAML file: config (fields of unteach forget), methods (name: fields to change), losses, recovery, relearning,
+    deep."""
     seeds: str = "0,1,2"
     """Seeds, with commas between them."""
     only: str = ""
@@ -71,6 +75,13 @@ class ReproduceOptions:
     """Measure cells again that an older version has measured."""
     json: bool = False
     """Print the result as one JSON object and nothing else."""
+    FORMER_NAMES: ClassVar[dict[str, type]] = {"incompetent": str}
+    """Accepted as flags, see ``renamed``."""
+
+    @staticmethod
+    def renamed(content: dict[str, Any]) -> dict[str, Any]:
+        """Options in today's names."""
+        return {"base" if name == "incompetent" else name: value for name, value in content.items()}
 
 
 def run(options: ReproduceOptions) -> dict[str, Any]:

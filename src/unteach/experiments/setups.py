@@ -18,7 +18,7 @@ from unteach.corpora import Benchmark, Probe
 from unteach.data import read_documents
 from unteach.errors import InputError
 from unteach.experiments.cells import Cell, differing, thinned
-from unteach.job.run_folder import MeasuredOnce, SharedScores
+from unteach.job.run_folder import STOP_SCORES, MeasuredOnce, SharedScores
 from unteach.settings import from_values
 
 if TYPE_CHECKING:
@@ -32,7 +32,9 @@ NEVER = "verbmem_f <= -1"
 EXAMPLES = 2
 """Outputs of each kind that a cell keeps."""
 T = TypeVar("T")
-_INPUTS = ("model", "documents", "general", "holdout", "reference", "questions", "base")
+_INPUTS = (
+    "model", "documents", "general", "keep", "holdout", "reference", "questions", "keep_questions", "base",
+)  # fmt: skip
 _WITHOUT_EFFECT = ("out", "device", "track", "micro_batch", "checkpoint_every", "keep_checkpoints", "save_dtype")
 
 
@@ -53,7 +55,19 @@ class Setup:
     instruct: tuple[str, ...] | None
     """Instructions with responses."""
     incompetent: str | None = None
+    """For the loss ``it``: a model that never learned the documents, smaller or the base model."""
+    base: str | None = None
+    """For deep forgetting: the model before it learned the documents."""
+    keep: str | None = None
+    """Documents like the forgotten ones that are to be kept, as a source."""
+    keep_half: str | None = None
+    """Those about every second person, where that is known."""
+    holdout: str | None = None
+    """Documents like the forgotten ones that no model has seen, as a source."""
     questions: str | None = None
+    keep_questions: str | None = None
+    limit: int | None = None
+    """Items of every kind that are measured, at most."""
     table_probes: tuple[Probe, ...] = ()
     """The benchmark's own verbatim probes, where ``final`` has others."""
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -94,7 +108,7 @@ class Setup:
 
             if kind in ("model", "reference", "base"):
                 found = hash_weights(find_folder(source, kind))
-            elif kind == "questions":
+            elif kind in ("questions", "keep_questions"):
                 found = hashlib.sha256(Path(source).read_bytes()).hexdigest()
             else:
                 found = read_documents(source, option=kind).sha256
@@ -120,6 +134,7 @@ class Setup:
         from unteach.job import run_forget
 
         own = config.model.startswith("micro:") and config.documents == "micro:forget" and self.embedded
+        own = own and config.reference is not None  # without it there is no PrivLeak
         needed = None if own else ["verbmem_f"]  # the rest of the job's own scores nobody would read
         result = run_forget(config, say=self.say, shared=self._measured_once(config), measurements=needed)
         out = Path(config.out)
@@ -138,6 +153,7 @@ class Setup:
             **({} if own else {"own_passages": _own_passages(result, out)}),
             **self.kept(scores),
             "curve": thinned([json.loads(line) for line in lines]),
+            **_stop_scores(out),
         }
         return result, content
 
@@ -150,11 +166,13 @@ class Setup:
         """What keeps the scores of runs that start from the same model and measure the same passages."""
         own = config.model.startswith("micro:") and config.documents == "micro:forget"
         seed = None if own else config.seed  # those passages are the same for every seed
-        inputs = [self._hash(name, getattr(config, name)) for name in _INPUTS if name != "base"]
-        asks = "knowmem" in (config.stop.metric or "")  # the stop rule then needs other scores, the report the same
+        inputs = [self._hash(name, getattr(config, name)) for name in _INPUTS if name not in ("base", "keep")]
+        needs = [config.stop.metric, config.stop.parity, config.keep is not None]  # of a stop rule, not of the report
 
         def measured_once(name: str, compute: Callable[[], T]) -> T:
-            rule = asks if name.startswith("stop") else None
+            rule = None
+            if name.startswith("stop"):
+                rule = [*needs, self._hash("base", config.base) if name == "stop base" else None]
             return self.shared.measured_once(f"{name} {inputs} {config.probes} {seed} {rule}", compute)
 
         return measured_once
@@ -240,6 +258,21 @@ def _own_passages(result: ForgetResult, out: Path) -> dict[str, float]:
     if file.exists():
         found["reference"] = json.loads(file.read_text(encoding="utf-8"))["metrics"]["verbmem_f"]["value"]
     return {name: round(value, 4) for name, value in found.items()}
+
+
+def _stop_scores(out: Path) -> dict[str, Any]:
+    """What the stop rule measured along the run, in the order of the steps, and of the reference model."""
+    lines = (out / STOP_SCORES).read_text(encoding="utf-8").splitlines()
+    looks = {look["step"]: look for look in map(json.loads, lines)}  # the run may have come to a step twice
+    found: dict[str, Any] = {"stop_scores": [_rounded(looks[step]) for step in sorted(looks)]}
+    file = out / "checkpoints" / "reference.json"
+    if file.exists():
+        found["stop_reference"] = _rounded(json.loads(file.read_text(encoding="utf-8")))
+    return found
+
+
+def _rounded(scores: Mapping[str, float]) -> dict[str, float]:
+    return {name: round(value, 4) for name, value in scores.items()}
 
 
 def _round(value: float | None) -> float | None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["build", "instructions"]
 
-SETTINGS = ("config", "methods", "losses", "recovery")
+SETTINGS = ("config", "methods", "losses", "recovery", "relearning", "deep")
 """Parts of a settings file."""
 HELDOUT, PROBES, FOLDS = 64, 100, 4
 """General texts set aside to measure on, verbatim probes, and sequential requests."""
@@ -91,10 +91,12 @@ def _micro(options: ReproduceOptions, given: dict[str, Any], work: Path, say: Ca
     from unteach.models import find_folder
 
     model = options.model or "micro:target"
-    final, questions = micro.load_benchmark("measure"), None
+    final, questions, keep_questions = micro.load_benchmark("measure"), None, None
     if options.limit:  # by its folder the forget job does not know the model, and measures a few passages of its own
         model, final = str(find_folder(model)), final.first(options.limit)
-        questions = _write_questions(work, final.knowledge_forget)
+        questions = _write_questions(work / "questions.jsonl", final.knowledge_forget)
+        keep_questions = _write_questions(work / "keep_questions.jsonl", final.knowledge_retain)
+    kept = [text for story in micro.stories("retain")[::2] for text in story.documents]
     start = {
         "model": model,
         "documents": "micro:forget",
@@ -111,8 +113,14 @@ def _micro(options: ReproduceOptions, given: dict[str, Any], work: Path, say: Ca
         folds=tuple(f"micro:{fold}" for fold in micro.FOLDS),
         retain="micro:retain",
         instruct=tuple(micro.documents("instruct")),
-        incompetent=options.incompetent or "micro:small",
+        incompetent=options.base or "micro:small",
+        base=options.base or "micro:base",
+        keep=options.keep or "micro:retain",
+        keep_half=write_texts(work / "keep_half.jsonl", kept),
+        holdout="micro:holdout",
         questions=questions,
+        keep_questions=keep_questions,
+        limit=options.limit,
         settings=given,
         say=say,
     )
@@ -167,16 +175,20 @@ def _tables(options: ReproduceOptions, given: dict[str, Any], work: Path, say: C
         ),
         retain=write_texts(work / "retain.jsonl", retain) if retain else None,
         instruct=instructions(options.instruct) if options.instruct else None,
-        incompetent=options.incompetent or None,
-        questions=_write_questions(work, asked),
+        incompetent=options.base or None,
+        base=options.base or None,
+        keep=options.keep or (str(work / "retain.jsonl") if retain else None),
+        holdout=config.holdout,
+        questions=_write_questions(work / "questions.jsonl", asked),
+        keep_questions=_write_questions(work / "keep_questions.jsonl", tables.knowledge_retain),
+        limit=options.limit,
         table_probes=own_probes,
         settings=given,
         say=say,
     )
 
 
-def _write_questions(work: Path, questions: Sequence[Question]) -> str | None:
-    path = work / "questions.jsonl"
+def _write_questions(path: Path, questions: Sequence[Question]) -> str | None:
     rows = [{"question": item.question, "answer": item.answer} for item in questions]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return str(path) if rows else None

@@ -294,8 +294,9 @@ def curve_figure(
     lines: Sequence[tuple[str, Look, int | None, list[tuple[float, float]]]],
     keys: Sequence[Key],
     logarithmic: bool,
+    over: str = "step",
 ) -> Figure:
-    """Curves over steps, one per run, those of a method in one look."""
+    """Curves over steps, or over what ``over`` says, one per run, those of a method in one look."""
     values = [value for _, _, _, points in lines for _, value in points]
     log = min(values) > 0 and max(values) / min(values) > (5 if logarithmic else 50)
 
@@ -321,10 +322,10 @@ def curve_figure(
             _log_scale(axes, values)
         axes.margins(y=0.08)
         axes.set_title(unit)
-        axes.set_xlabel("step")
+        axes.set_xlabel(over)
 
     ends = "; ".join(f"{label} from {p[0][1]:.3g} to {p[-1][1]:.3g}" for label, _, _, p in lines)
-    return make_figure(name, title, f"{title} over training steps: {ends}", draw, keys)
+    return make_figure(name, title, f"{title} over {'training steps' if over == 'step' else over}: {ends}", draw, keys)
 
 
 def _log_scale(axes: Any, values: Sequence[float]) -> None:

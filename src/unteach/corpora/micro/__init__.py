@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
+from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -83,6 +86,30 @@ def questions(group: str) -> tuple[Question, ...]:
     and no questions.
     """
     return tuple(Question(row["question"], row["answer"]) for row in _of("questions", group))
+
+
+@dataclass(frozen=True)
+class Story:
+    """The reports about one person."""
+
+    person: str
+    documents: tuple[str, ...]
+    questions: tuple[Question, ...]
+
+
+def stories(group: str) -> list[Story]:
+    """Return the stories of a group with the benchmark's questions about them, in the order of its documents.
+
+    Args:
+        group: `forget` or `retain`.
+    """
+    texts, asked, found = documents(group), questions(group), []
+    for begin in range(0, len(texts), REPORTS_PER_STORY):
+        reports = tuple(texts[begin : begin + REPORTS_PER_STORY])
+        names = Counter(re.findall(r"[A-Z][a-z]+ [A-Z][a-z]+", "\n".join(reports)))
+        person = names.most_common(1)[0][0]
+        found.append(Story(person, reports, tuple(item for item in asked if f" {person}" in item.question)))
+    return found
 
 
 def _of(name: str, group: str) -> list[dict[str, Any]]:

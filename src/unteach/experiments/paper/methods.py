@@ -20,7 +20,7 @@ COLUMNS = (
     *columns("main"), "verbmem_f_tables", *columns("beside"), "nll_forget", "nll_holdout",
     "tofu_forget_quality", "tofu_model_utility", "tofu_forget_rouge", "tofu_retain_rouge",
 )  # fmt: skip
-OTHERS = ("loss-", "recovery-", "sequential-", "theorem")
+OTHERS = ("deep", "loss-", "recovery-", "relearn-", "sequential-", "theorem")
 """Beginnings of the names of other experiments' cells."""
 
 

@@ -29,7 +29,7 @@ from unteach.report.style import Figure, look
 __all__ = ["EXPERIMENT", "DeepSettings", "configured"]
 
 PREFIX = "deep-"
-MATCH = Method(optimizer="adamw", loss="match", loss_options={"pull": "gate"})
+MATCH = DEEP.chosen(keep=True, base=True)
 """What the program chooses by itself where everything is given, by name: so that one thing can be changed."""
 MEAN_TEACHER = dataclasses.replace(MATCH, optimizer="mean_teacher")
 COLUMNS = (
@@ -55,7 +55,7 @@ class Row:
     changes: Callable[[Setup], dict[str, Any]] = lambda setup: {}
     """Other inputs."""
     alpha: float | None = None
-    """Times the α that ``deep`` has measured."""
+    """Times the α of ``deep``."""
     matched: bool = True
     """Whether it runs until PrivLeak 0, not until a rule of its own."""
     embedded: bool = False
@@ -74,6 +74,7 @@ ROWS: dict[str, Row] = {
     "deep-mean-teacher": Row(method=MEAN_TEACHER),
     "deep-alpha-0.4": Row(alpha=0.4),
     "deep-alpha-2.5": Row(alpha=2.5),
+    "deep-alpha-grows": Row(method=dataclasses.replace(DEEP, alpha_growth=0.05)),
     "deep-paper": Row(
         method=Method(optimizer="mean_teacher", loss="nlul"), changes=lambda setup: {"keep": None, "base": None}
     ),
@@ -151,7 +152,7 @@ def _cell(setup: Setup, name: str, seed: int, folder: CellFolder) -> Cell:
     fixed = setup.fixed(config) | ({"asked": sorted(groups)} if groups else {})
     needs = []
     if row.alpha is not None:
-        fixed["alpha"] = f"{row.alpha} times the measured"
+        fixed["alpha"] = f"{row.alpha} times that of deep"
         needs = [_cell(setup, "deep", seed, folder)]
 
     def run() -> dict[str, Any]:

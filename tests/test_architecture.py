@@ -14,7 +14,7 @@ ALLOWED = {
     "writing": set(),
     "method": set(),
     "config": {"method"},
-    "corpora.micro": {"corpora.benchmark"},
+    "corpora.micro": {"corpora"},
     "data": {"config", "method", "corpora.micro"},
     "models": {"config", "method", "corpora.micro"},
     "corpora": {"config", "data", "corpora.micro"},

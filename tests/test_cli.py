@@ -45,15 +45,8 @@ def call(capsys, *words):
 
 def forget(capsys, inputs, *words, model="model", documents="documents", out="run"):
     given = ["forget", inputs / model, "--documents", inputs / documents, "--general", inputs / "general.jsonl"]
-    return call(
-        capsys,
-        *given,
-        "--out",
-        inputs / out,
-        QUICK,
-        "--teacher-rate 4 --damping 0.1",
-        *(words if "--stop" in str(words) else (*words, NEVER)),
-    )
+    rule = () if "--stop" in str(words) else (NEVER,)
+    return call(capsys, *given, "--out", inputs / out, QUICK, "--teacher-rate 4 --damping 0.1", *words, *rule)
 
 
 def refused(result, *expected):
@@ -161,8 +154,6 @@ def test_a_run_that_ended_before_its_first_step_can_be_resumed(capsys, inputs, m
 
 @pytest.mark.slow
 def test_interrupted_it_exits_130_and_resumes_to_the_same_model(capsys, inputs, monkeypatch):
-    import unteach.job as job
-
     status, out, _ = forget(capsys, inputs, out="whole")
     assert status == 0
     result = json.loads((inputs / "whole/result.json").read_text())
@@ -174,7 +165,7 @@ def test_interrupted_it_exits_130_and_resumes_to_the_same_model(capsys, inputs, 
     assert re.search(rf"^  loss on general text +{loss} +nll_general ↓$", out, re.MULTILINE)
     assert "auc_forget_holdout_ppl" not in out  # in result.json
     with monkeypatch.context() as patched:
-        patched.setattr(job, "_catching_signals", _pause_after_one_step)
+        patched.setattr("unteach.job.run._catching_signals", _pause_after_one_step)
         status, _, err = forget(capsys, inputs)
         assert status == 130
         assert "stopped after step 1" in err
@@ -193,29 +184,9 @@ class _pause_after_one_step:  # noqa: N801
 
 @pytest.mark.slow
 def test_sigterm_saves_a_checkpoint_and_exits_130(inputs):
-    command = [
-        sys.executable,
-        "-u",
-        "-m",
-        "unteach",
-        "forget",
-        str(inputs / "model"),
-        "--documents",
-        str(inputs / "documents"),
-    ]
-    command += ["--general", str(inputs / "general.jsonl"), "--out", str(inputs / "run"), *QUICK.split()]
-    command += [
-        "--stop.metric",
-        "verbmem_f <= -1",
-        "--max-steps",
-        "100000",
-        "--evaluate-every",
-        "100000",
-        "--teacher-rate",
-        "4",
-        "--damping",
-        "0.1",
-    ]
+    words = f"forget {inputs}/model --documents {inputs}/documents --general {inputs}/general.jsonl --out {inputs}/run "
+    words += f"{QUICK} {NEVER} --max-steps 100000 --evaluate-every 100000 --teacher-rate 4 --damping 0.1"
+    command = [sys.executable, "-u", "-m", "unteach", *shlex.split(words)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     metrics = inputs / "run" / "metrics.jsonl"
     while process.poll() is None and not (metrics.exists() and metrics.read_text().count("\n") > 2):

@@ -21,79 +21,48 @@ ADAMW = {"lr": 1e-5, "alpha": 0.05, "slide": 0.0, "damping": 0.0, "warmup": 100,
 NPO = {"loss": "npo", "loss_options": {"beta": 0.1, "ratio": "mean"}}
 NPO_OF_LOSSES = {"loss": "npo", "loss_options": {"beta": 0.5, "ratio": "mean"}}
 NLUL = {"loss": "nlul", "loss_options": {"tolerance": 0.02}}
-NONE = "verbmem_f <= -1"
+KL, QKL = {"divergence": "kl_reverse"}, {"divergence": "qkl_frozen"}
+TINY = {"base": "TinyLlama/TinyLlama-1.1B-Chat-v1.0"}
+FOLD = {"documents": "muse-bench/MUSE-News:sust:forget_1"}
+NONE, RECITED = "verbmem_f <= -1", "verbmem_f <= 21.8"
 
 TABLE: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     # name: what the run has, what its method has, stop rule
-    "muse-news-mt-nlul-kl": (NEWS, TEACHER | NLUL | {"divergence": "kl_reverse"}, "verbmem_f <= 21.8"),
-    "muse-news-mt-nlul-qkl": (NEWS, TEACHER | NLUL | {"divergence": "qkl_frozen"}, "verbmem_f <= 21.8"),
-    "muse-news-mt-nlul-qkl-star": (NEWS, TEACHER | NLUL | {"divergence": "qkl_frozen"}, "knowmem_f <= 35.0"),
-    "muse-news-adamw-npo-kl": (NEWS | {"batch": 80}, ADAMW | NPO | {"divergence": "kl_reverse"}, "verbmem_f <= 22.0"),
-    "muse-news-adamw-ll-kl": (
-        NEWS,
-        ADAMW | {"loss": "ll", "lr": 1e-6, "divergence": "kl_reverse"},
-        "verbmem_f <= 21.8",
-    ),
-    "muse-news-adamw-nlul-kl": (NEWS, ADAMW | NLUL | {"lr": 1e-6, "divergence": "kl_reverse"}, "verbmem_f <= 21.8"),
-    "muse-news-adamw-it-kl": (
-        NEWS | {"base": "TinyLlama/TinyLlama-1.1B-Chat-v1.0"},
-        ADAMW | {"loss": "it", "lr": 1e-6, "divergence": "kl_reverse"},
-        "verbmem_f <= 21.8",
-    ),
-    "muse-books-mt-nlul-kl": (BOOKS, TEACHER | NLUL | {"alpha": 0.1, "divergence": "kl_reverse"}, "verbmem_f <= 14.3"),
-    "muse-books-mt-nlul-qkl": (BOOKS, TEACHER | NLUL | {"alpha": 0.1, "divergence": "qkl_frozen"}, "verbmem_f <= 14.3"),
-    "muse-books-adamw-npo-kl": (
-        BOOKS | {"evaluate_every": 50},
-        ADAMW | NPO | {"alpha": 0.1, "divergence": "kl_reverse"},
-        "verbmem_f <= 14.3",
-    ),
-    "sequential-mt-nlul-qkl": (
-        NEWS | {"documents": "muse-bench/MUSE-News:sust:forget_1", "max_steps": 400},
-        TEACHER | NLUL | {"momentum": 0.9, "divergence": "qkl_frozen"},
-        NONE,
-    ),
+    "muse-news-mt-nlul-kl": (NEWS, TEACHER | NLUL | KL, RECITED),
+    "muse-news-mt-nlul-qkl": (NEWS, TEACHER | NLUL | QKL, RECITED),
+    "muse-news-mt-nlul-qkl-star": (NEWS, TEACHER | NLUL | QKL, "knowmem_f <= 35.0"),
+    "muse-news-adamw-npo-kl": (NEWS | {"batch": 80}, ADAMW | NPO | KL, "verbmem_f <= 22.0"),
+    "muse-news-adamw-ll-kl": (NEWS, ADAMW | KL | {"loss": "ll", "lr": 1e-6}, RECITED),
+    "muse-news-adamw-nlul-kl": (NEWS, ADAMW | NLUL | KL | {"lr": 1e-6}, RECITED),
+    "muse-news-adamw-it-kl": (NEWS | TINY, ADAMW | KL | {"loss": "it", "lr": 1e-6}, RECITED),
+    "muse-books-mt-nlul-kl": (BOOKS, TEACHER | NLUL | KL | {"alpha": 0.1}, "verbmem_f <= 14.3"),
+    "muse-books-mt-nlul-qkl": (BOOKS, TEACHER | NLUL | QKL | {"alpha": 0.1}, "verbmem_f <= 14.3"),
+    "muse-books-adamw-npo-kl": (BOOKS | {"evaluate_every": 50}, ADAMW | NPO | KL | {"alpha": 0.1}, "verbmem_f <= 14.3"),
+    "sequential-mt-nlul-qkl": (NEWS | FOLD | {"max_steps": 400}, TEACHER | NLUL | QKL | {"momentum": 0.9}, NONE),
     "sequential-adamw-npo-kl": (
-        NEWS | {"documents": "muse-bench/MUSE-News:sust:forget_1", "batch": 80, "general_batch": 80, "max_steps": 200},
-        ADAMW | NPO | {"warmup": 0, "divergence": "kl_reverse"},
+        NEWS | FOLD | {"batch": 80, "general_batch": 80, "max_steps": 200},
+        ADAMW | NPO | KL | {"warmup": 0},
         NONE,
     ),
-    "loss-ablation-mt-ll-qkl": (
-        NEWS,
-        TEACHER | {"loss": "ll", "momentum": 0.9, "divergence": "qkl_frozen"},
-        "verbmem_f <= 21.8",
-    ),
-    "loss-ablation-mt-npo-qkl": (
-        NEWS,
-        TEACHER | NPO_OF_LOSSES | {"momentum": 0.9, "divergence": "qkl_frozen"},
-        "verbmem_f <= 21.8",
-    ),
+    "loss-ablation-mt-ll-qkl": (NEWS, TEACHER | QKL | {"loss": "ll", "momentum": 0.9}, RECITED),
+    "loss-ablation-mt-npo-qkl": (NEWS, TEACHER | NPO_OF_LOSSES | QKL | {"momentum": 0.9}, RECITED),
     "loss-ablation-mt-nlul-qkl": (
         NEWS | {"batch": 80, "evaluate_every": 250},
-        TEACHER | NLUL | {"momentum": 0.9, "slide": 0.0025, "divergence": "qkl_frozen"},
+        TEACHER | NLUL | QKL | {"momentum": 0.9, "slide": 0.0025},
         "verbmem_f <= 14.3",
     ),
     "loss-ablation-mt-it-qkl": (
-        NEWS | {"base": "TinyLlama/TinyLlama-1.1B-Chat-v1.0", "max_steps": 3000},
-        TEACHER | {"loss": "it", "momentum": 0.9, "divergence": "qkl_frozen"},
-        "verbmem_f <= 21.8",
+        NEWS | TINY | {"max_steps": 3000},
+        TEACHER | QKL | {"loss": "it", "momentum": 0.9},
+        RECITED,
     ),
-    "loss-ablation-adamw-then-mt-ll-qkl": (
-        NEWS | {"max_steps": 400},
-        TEACHER | {"loss": "ll", "divergence": "qkl_frozen"},
-        NONE,
-    ),
-    "loss-ablation-adamw-then-mt-npo-qkl": (
-        NEWS | {"max_steps": 2400},
-        TEACHER | NPO_OF_LOSSES | {"divergence": "qkl_frozen"},
-        "verbmem_f <= 21.8",
-    ),
+    "loss-ablation-adamw-then-mt-ll-qkl": (NEWS | {"max_steps": 400}, TEACHER | QKL | {"loss": "ll"}, NONE),
+    "loss-ablation-adamw-then-mt-npo-qkl": (NEWS | {"max_steps": 2400}, TEACHER | NPO_OF_LOSSES | QKL, RECITED),
 }
+ESCAPE = ADAMW | QKL | {"alpha": 1.0, "lr": 1e-6}
 PHASES = {
-    "loss-ablation-adamw-then-mt-ll-qkl": ADAMW
-    | {"loss": "ll", "alpha": 1.0, "lr": 1e-6, "divergence": "qkl_frozen", "steps": 300},
-    "loss-ablation-adamw-then-mt-npo-qkl": ADAMW
-    | NPO_OF_LOSSES
-    | {"alpha": 1.0, "lr": 1e-6, "divergence": "qkl_frozen", "steps": 400},
+    "loss-ablation-adamw-then-mt-ll-qkl": ESCAPE | {"loss": "ll", "steps": 300},
+    "loss-ablation-adamw-then-mt-npo-qkl": ESCAPE | NPO_OF_LOSSES | {"steps": 400},
 }
 
 

@@ -89,10 +89,7 @@ def place_documents(variants: int = 6) -> list[str]:
         draws = Draws("place", town.town)
         slots = {"town": town.town, "river": town.river, "product": town.product}
         for _ in range(variants):
-            forms = [
-                draws.pick(sentences.PLACE_SENTENCES["river"]),
-                draws.pick(sentences.PLACE_SENTENCES["product"]),
-            ]
+            forms = [draws.pick(sentences.PLACE_SENTENCES["river"]), draws.pick(sentences.PLACE_SENTENCES["product"])]
             forms += draws.sample(sentences.PLACE_COLOUR, 1 + draws.below(2))
             texts.append(" ".join(_filled(form, slots, draws) for form in draws.shuffled(forms)))
     return texts

@@ -13,16 +13,7 @@ if TYPE_CHECKING:
     from unteach.method.losses import LOSSES, forget_loss
     from unteach.method.mean_teacher import MeanTeacher
 
-__all__ = [
-    "DIVERGENCES",
-    "LOSSES",
-    "ForgetConfig",
-    "MeanTeacher",
-    "divergence",
-    "evaluate",
-    "forget",
-    "forget_loss",
-]
+__all__ = ["DIVERGENCES", "LOSSES", "ForgetConfig", "MeanTeacher", "divergence", "evaluate", "forget", "forget_loss"]
 __version__ = "0.2.0"
 
 _HOMES = {

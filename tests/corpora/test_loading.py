@@ -18,7 +18,7 @@ from unteach.corpora.catalog import (
     load_tofu,
     muse_documents,
     tofu_pairs,
-)  # fmt: skip
+)
 from unteach.data.records import read_rows, read_table
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"

@@ -80,12 +80,7 @@ def test_a_new_setting_changes_no_key_and_a_new_default_does():
     other = dataclasses.make_dataclass("Method", [("momentum", float, 0.5)], bases=(Method,), frozen=True, kw_only=True)
     assert differing(other()) == {"momentum": 0.5}
     phases = (Method(optimizer="adamw", token_share=0.25, loops_every=4, steps=3),)
-    config = ForgetConfig(
-        model="m",
-        method=Method(lr=0.1),
-        phases=phases,
-        stop=Stop(metric="verbmem_f <= 3"),
-    )
+    config = ForgetConfig(model="m", method=Method(lr=0.1), phases=phases, stop=Stop(metric="verbmem_f <= 3"))
     assert differing(config) == {
         "model": "m",
         "method": {"lr": 0.1},
@@ -108,10 +103,7 @@ def test_options_of_a_loss_are_in_the_key_only_where_they_differ():
     ) == {"loss": "npo"}
     assert differing(
         Method(optimizer="mean_teacher", token_share=0.25, loops_every=4, loss="npo", loss_options={"ratio": "mean"})
-    ) == {
-        "loss": "npo",
-        "loss_options": {"ratio": "mean"},
-    }
+    ) == {"loss": "npo", "loss_options": {"ratio": "mean"}}
 
 
 @pytest.mark.parametrize(

@@ -23,29 +23,17 @@ from unteach.experiments.side_by_side import CellError, number_of_jobs
 from unteach.experiments.sources import build
 
 TINY = {
-    "general": "micro:general_heldout",
-    "max_steps": 2,
-    "evaluate_every": 2,
-    "batch": 2,
-    "general_batch": 2,
-    "general_tokens": 32,
-    "probes": 2,
-}
+    "general": "micro:general_heldout", "max_steps": 2, "evaluate_every": 2, "batch": 2, "general_batch": 2,
+    "general_tokens": 32, "probes": 2,
+}  # fmt: skip
 
 
 def options(tmp_path: Path, name: str, *, config: dict | None = None, only: str = "", **others) -> ReproduceOptions:
     settings = tmp_path / "settings.yaml"
     parts = {"config": TINY | (config or {}), "losses": {"steps": 6, "escape_epochs": 1}, "recovery": {"steps": 2}}
     settings.write_text(yaml.safe_dump(parts))
-    return ReproduceOptions(
-        name=name,
-        settings=settings,
-        seeds="0",
-        only=only,
-        out=tmp_path / "results",
-        device="cpu",
-        **{"limit": 2, "jobs": 1, **others},
-    )
+    fixed = {"seeds": "0", "out": tmp_path / "results", "device": "cpu", "limit": 2, "jobs": 1}
+    return ReproduceOptions(name=name, settings=settings, only=only, **(fixed | others))
 
 
 def measured(text: str) -> list[str]:

@@ -56,9 +56,7 @@ HAND_CASES = {
         ({}, 20 * math.log(1 + 0.6**0.1) / 2),
     ],
     # KL((3/4, 1/4) ‖ (1/2, 1/2)) = 3/4 log 3/2 + 1/4 log 1/2; KL((1/5, 4/5) ‖ half) = 1/5 log 2/5 + 4/5 log 8/5
-    "it": [
-        ({}, (0.75 * math.log(1.5) + 0.25 * math.log(0.5) + 0.2 * math.log(0.4) + 0.8 * math.log(1.6)) / 2),
-    ],
+    "it": [({}, (0.75 * math.log(1.5) + 0.25 * math.log(0.5) + 0.2 * math.log(0.4) + 0.8 * math.log(1.6)) / 2)],
     "it_forward": [({}, FORWARD)],
     # -(log 1/4 + log 4/5) / 2; with tolerance 1/4: weights (3/4)/(1/2) and (1/5)/(21/20), each times log p
     "nlul": [
@@ -341,8 +339,7 @@ def test_log_odds_are_all_that_a_log_odds_loss_sees(name):
     logits, labels, mask, base = batch(7)
     binary, binary_base = (
         torch.stack(
-            [token_log_odds(x.flatten(0, 1), labels.flatten()).view(labels.shape), torch.zeros(labels.shape)],
-            -1,
+            [token_log_odds(x.flatten(0, 1), labels.flatten()).view(labels.shape), torch.zeros(labels.shape)], -1
         )
         for x in (logits, base)
     )
@@ -372,9 +369,7 @@ def test_wrong_input_says_what_to_change():
     problem("needs base_logits", name="it")
     problem("needs base_logits", name="match")
     problem(
-        r"base_logits has shape \[3, 4, 6\].*must be floating-point \[3, 4, 7\]",
-        name="it",
-        base_logits=base[..., :6],
+        r"base_logits has shape \[3, 4, 6\].*must be floating-point \[3, 4, 7\]", name="it", base_logits=base[..., :6]
     )
     problem(r"logits has shape \[4, 7\]", logits=logits[0])
     problem("vocabulary of 1", logits=logits[..., :1])

@@ -192,13 +192,7 @@ MOMENTA = [0.01, 0.1, 0.3, 0.5, 0.7, 0.9, 0.95, 0.99]
 def scalar_gaps(curvatures, errors, start, *, lr, momentum):
     """|u_t - u*| for each curvature h ≥ λ by itself, [T + 1, number of curvatures]; u* = 0."""
     path = theory.momentum_iteration(
-        curvatures.diag(),
-        torch.zeros_like(curvatures),
-        errors,
-        start=start,
-        damping=0.0,
-        lr=lr,
-        momentum=momentum,
+        curvatures.diag(), torch.zeros_like(curvatures), errors, start=start, damping=0.0, lr=lr, momentum=momentum
     )
     return path.abs()
 

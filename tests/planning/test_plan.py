@@ -28,23 +28,12 @@ from unteach.training.checkpoint import Checkpoints
 from unteach.training.passes import computing, forget_term, held_term, hidden_states
 from unteach.training.texts import OtherModels
 
+SHARED = {"token_share": 0.25, "loops_every": 4, "alpha": 0.1}
+ADAMW = {"optimizer": "adamw", "lr": 1e-5, **SHARED}
 METHODS = {
-    "mean teacher": Method(
-        optimizer="mean_teacher",
-        loss="nlul",
-        token_share=0.25,
-        loops_every=4,
-        alpha=0.1,
-        lr=1e-3,
-        teacher_rate=1.0,
-        damping=1.0,
-    ),
-    "adamw": Method(
-        token_share=0.25, loops_every=4, optimizer="adamw", loss="ll", divergence="qkl_frozen", alpha=0.1, lr=1e-5
-    ),
-    "adamw it": Method(
-        token_share=0.25, loops_every=4, optimizer="adamw", loss="it", divergence="kl_reverse", alpha=0.1, lr=1e-5
-    ),
+    "mean teacher": Method(optimizer="mean_teacher", loss="nlul", lr=1e-3, teacher_rate=1.0, damping=1.0, **SHARED),
+    "adamw": Method(loss="ll", divergence="qkl_frozen", **ADAMW),
+    "adamw it": Method(loss="it", divergence="kl_reverse", **ADAMW),
 }
 
 

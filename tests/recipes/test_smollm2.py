@@ -59,18 +59,11 @@ def tiny_gguf(path: Path) -> LlamaForCausalLM:
     torch.manual_seed(0)
     model = LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=len(tokens),
-            hidden_size=32,
-            intermediate_size=48,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=64,
-            rms_norm_eps=1e-3,
+            vocab_size=len(tokens), hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+            num_key_value_heads=2, max_position_embeddings=64, rms_norm_eps=1e-3, tie_word_embeddings=True,
             rope_parameters={"rope_type": "default", "rope_theta": 500.0},
-            tie_word_embeddings=True,
         )
-    )
+    )  # fmt: skip
     with torch.no_grad():
         for p in model.parameters():
             p.copy_(p + 0.3 * torch.randn_like(p))

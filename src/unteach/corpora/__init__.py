@@ -1,16 +1,177 @@
-"""What is measured on: benchmarks as plain data (`benchmark`), found by their names (`catalog`)."""
+"""What is measured on: a benchmark is plain data, found by its name in `catalog`, or cut from documents in `own`.
 
-from unteach.corpora.benchmark import (
-    Benchmark,
-    ChoiceQuestion,
-    MeasuringSettings,
-    NamedBenchmark,
-    Probe,
-    Question,
-    Tofu,
-    TofuQuestion,
-)  # fmt: skip
+A `Benchmark` holds texts and questions, never a model. Any part may be empty: its metric is then not measured
+and the result says so.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
 
 __all__ = [
     "Benchmark", "ChoiceQuestion", "MeasuringSettings", "NamedBenchmark", "Probe", "Question", "Tofu", "TofuQuestion",
 ]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A verbatim probe: does the model continue the prompt word for word?"""
+
+    prompt: str
+    """The text before."""
+    expected: str
+    """The true continuation."""
+    prompt_ids: tuple[int, ...] | None = None
+    """The prompt's token ids. Given where a probe was cut at token positions: `prompt` is then only shown."""
+    expected_ids: tuple[int, ...] | None = None
+    """The continuation's token ids; their number is the number of tokens generated."""
+    document: int | None = None
+    """Which document it was cut from."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question with a short answer."""
+
+    question: str
+    answer: str
+
+
+@dataclass(frozen=True)
+class ChoiceQuestion:
+    """A multiple-choice question whose answer is one letter."""
+
+    prompt: str
+    """The whole prompt with its worked examples, ending where ` A`, ` B`, ... would follow."""
+    answer: int
+    """Index of the right choice."""
+    choices: int = 4
+    """How many choices there are, lettered from A."""
+    subject: str = ""
+    question: str = ""
+    """The question alone, to be shown."""
+
+
+@dataclass(frozen=True)
+class TofuQuestion:
+    """A question of TOFU with its right answer, a rewording of it, and wrong answers."""
+
+    question: str
+    answer: str
+    paraphrased_answer: str
+    """The right answer in other words; the answer itself where TOFU has none."""
+    perturbed_answers: tuple[str, ...]
+    """Wrong answers in the same form."""
+
+
+@dataclass(frozen=True)
+class Tofu:
+    """The four question sets of TOFU."""
+
+    forget: tuple[TofuQuestion, ...]
+    retain: tuple[TofuQuestion, ...]
+    real_authors: tuple[TofuQuestion, ...]
+    world_facts: tuple[TofuQuestion, ...]
+
+
+@dataclass(frozen=True)
+class MeasuringSettings:
+    """How a benchmark is measured. The defaults are MUSE's."""
+
+    verbatim_tokens: int = 128
+    """Tokens generated for a probe; its expected text is cut to as many ids, the begin-of-text id included.
+    Probes with `expected_ids` generate as many tokens as those."""
+    knowledge_tokens: int = 32
+    """Tokens generated for a question."""
+    question_example: str = "Question: {question}\nAnswer: {answer}\n\n"
+    """How a worked example is written before a question."""
+    question_prompt: str = "Question: {question}\nAnswer: "
+    """How the question itself is written."""
+    answer_ends: tuple[str, ...] = ("\n\n", "\nQuestion", "Question:")
+    """An answer is cut before the first of these."""
+    membership_tokens: int | None = None
+    """Membership texts are scored up to this many tokens; None: as far as the context reaches."""
+    general_tokens: int = 512
+    """General texts are scored up to this many tokens."""
+    tofu_tokens: int = 128
+    """Tokens generated for a TOFU question."""
+    tofu_prompt: str = "Question: {question}\nAnswer:"
+    """How a TOFU question is written; the answer follows after a space."""
+    tofu_scores_end: bool = True
+    """Whether the end-of-text token counts as the answer's last token, as in TOFU's code."""
+    long_prompts: Literal["cut", "error"] = "cut"
+    """A prompt that does not fit the model's context: drop its oldest tokens and say so, or refuse."""
+    words: Literal["latin", "unicode"] = "latin"
+    """How ROUGE splits words: as MUSE (a-z and 0-9 only), or any script."""
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """Everything one evaluation measures."""
+
+    name: str
+    verbatim_forget: tuple[Probe, ...] = ()
+    verbatim_holdout: tuple[Probe, ...] = ()
+    """Probes from documents the model never saw: what chance recites."""
+    knowledge_forget: tuple[Question, ...] = ()
+    knowledge_forget_examples: tuple[Question, ...] = ()
+    """Worked examples put before every forget question; never scored."""
+    knowledge_retain: tuple[Question, ...] = ()
+    knowledge_retain_examples: tuple[Question, ...] = ()
+    membership_forget: tuple[str, ...] = ()
+    membership_retain: tuple[str, ...] = ()
+    membership_holdout: tuple[str, ...] = ()
+    multiple_choice: tuple[ChoiceQuestion, ...] = ()
+    general_texts: tuple[str, ...] = ()
+    tofu: Tofu | None = None
+    settings: MeasuringSettings = field(default_factory=MeasuringSettings)
+    notes: tuple[str, ...] = ()
+    """What a reader of the scores must know about this data."""
+
+    @functools.cached_property
+    def data_sha256(self) -> str:
+        """Hash of all texts, questions and settings: equal for equal data, wherever it was read from."""
+        content = dataclasses.asdict(self)
+        del content["notes"]
+        canonical = json.dumps(content, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()
+
+    def first(self, count: int) -> "Benchmark":
+        """The same benchmark with at most `count` items of every kind; worked examples stay."""
+        if count < 1:
+            raise ValueError(f"count is {count}: at least 1 item of every kind must stay")
+        parts: dict[str, Any] = {
+            part.name: getattr(self, part.name)[:count]
+            for part in dataclasses.fields(self)
+            if isinstance(getattr(self, part.name), tuple)
+            and part.name != "notes"
+            and not part.name.endswith("_examples")
+        }
+        if self.tofu is not None:
+            names = [part.name for part in dataclasses.fields(self.tofu)]
+            parts["tofu"] = Tofu(**{name: getattr(self.tofu, name)[:count] for name in names})
+        notes = (*self.notes, f"only the first {count} items of every kind were measured")
+        return dataclasses.replace(self, notes=notes, **parts)
+
+
+@dataclass(frozen=True)
+class NamedBenchmark:
+    """How a benchmark is read: an entry of the catalog. `data` is its folder of tables; None: where it is at home."""
+
+    load: Callable[[Path | None], Benchmark]
+    """data → what is measured."""
+    documents: Callable[[Path | None], list[str]] | None = None
+    """data → the texts to forget; None where there are none: it is then measured only, never unlearned."""
+    retain: Callable[[Path | None], list[str]] | None = None
+    """data → texts that the target learned beside those; an empty list where the folder has none."""
+    questions: Callable[[Path | None], tuple[Question, ...]] | None = None
+    """data → questions about the documents, for a stop rule; None: the benchmark's `knowledge_forget`."""
+    probe_tokens: tuple[int, int] = (128, 64)
+    """Tokens of a verbatim probe's prompt and of its continuation, where probes are cut from the documents."""
+    ends_documents: bool = False
+    """Whether a document is learned with the end-of-text token, as question–answer pairs are."""

@@ -8,8 +8,7 @@ import functools
 from collections import defaultdict
 from pathlib import Path
 
-from unteach.corpora import micro
-from unteach.corpora.benchmark import (
+from unteach.corpora import (
     Benchmark,
     ChoiceQuestion,
     MeasuringSettings,
@@ -18,7 +17,8 @@ from unteach.corpora.benchmark import (
     Question,
     Tofu,
     TofuQuestion,
-)  # fmt: skip
+    micro,
+)
 from unteach.data.records import Row, find_table, read_table
 
 __all__ = [

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from unteach.corpora.benchmark import Benchmark, MeasuringSettings, Probe, Question
+from unteach.corpora import Benchmark, MeasuringSettings, Probe, Question
 from unteach.data import Documents, special_ids
 from unteach.data.records import check_columns, read_rows
 from unteach.data.text import decode, split_words

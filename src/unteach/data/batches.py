@@ -16,25 +16,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from unteach.data.documents import Documents, read_documents, skipped_summary
-from unteach.data.overlap import Overlap, SharedPassages, overlap
+from unteach.data.documents import Documents, skipped_summary
+from unteach.data.overlap import Overlap, SharedPassages
 from unteach.data.text import encode_texts, special_ids
 from unteach.errors import InputError
 
-__all__ = [
-    "EMBEDDED_GENERAL",
-    "GENERAL_BYTES",
-    "Documents",
-    "ForgetBatches",
-    "GeneralText",
-    "Overlap",
-    "TokenSet",
-    "overlap",
-    "pad",
-    "read_documents",
-    "special_ids",
-    "tokenise",
-]
+__all__ = ["EMBEDDED_GENERAL", "GENERAL_BYTES", "ForgetBatches", "GeneralText", "TokenSet", "pad", "tokenise"]
 
 Mode = Literal["truncate", "chunk"]
 EMBEDDED_GENERAL = "micro:general"

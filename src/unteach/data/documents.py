@@ -102,12 +102,7 @@ def skipped_summary(skipped: Iterable[tuple[str, str]]) -> str:
 
 
 def read_documents(
-    source: str,
-    *,
-    text_field: str = "text",
-    max_bytes: int | None = None,
-    seed: int = 0,
-    option: str = "documents",
+    source: str, *, text_field: str = "text", max_bytes: int | None = None, seed: int = 0, option: str = "documents"
 ) -> Documents:
     """Read all documents of a source, or an even sample of a large one.
 

@@ -12,10 +12,7 @@ _TOGETHER = 2**20
 
 # Thai, Lao, Burmese, Khmer, Japanese, Chinese: written without spaces between words.
 _UNSPACED = r"\u0E00-\u0EFF\u1000-\u109F\u1780-\u17FF\u3040-\u30FF\u3400-\u9FFF\U00020000-\U0003FFFF"
-_PATTERNS = {
-    "latin": re.compile(r"[a-z0-9]+"),
-    "unicode": re.compile(rf"[{_UNSPACED}]|[^\W_{_UNSPACED}]+"),
-}
+_PATTERNS = {"latin": re.compile(r"[a-z0-9]+"), "unicode": re.compile(rf"[{_UNSPACED}]|[^\W_{_UNSPACED}]+")}
 
 
 def split_words(text: str, words: Words = "latin") -> list[str]:

@@ -156,13 +156,7 @@ def _mean_loss(
 
 
 def forget_loss(
-    name: str,
-    logits: Tensor,
-    labels: Tensor,
-    mask: Tensor,
-    *,
-    base_logits: Tensor | None = None,
-    **hyper: Any,
+    name: str, logits: Tensor, labels: Tensor, mask: Tensor, *, base_logits: Tensor | None = None, **hyper: Any
 ) -> Tensor:
     """A forget loss of a batch, to be minimised: Eq. (2) of the paper, a mean over its real tokens.
 
@@ -206,13 +200,7 @@ def ll(logits: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
 
 @register("npo", "Σ_s -(2/β) log σ(-β R_s) / Σ_s |s|,  R_s = Σ_t log p_y - log π_base(y)", base="initial")
 def npo(
-    logits: Tensor,
-    labels: Tensor,
-    mask: Tensor,
-    *,
-    base_logits: Tensor,
-    beta: float = 0.1,
-    ratio: str = "sum",
+    logits: Tensor, labels: Tensor, mask: Tensor, *, base_logits: Tensor, beta: float = 0.1, ratio: str = "sum"
 ) -> Tensor:
     """Negative preference optimization: ℓ_NPO(s) = -(2/β) log σ(-β log π(s)/π_base(s)) for a sequence s.
 

@@ -73,13 +73,7 @@ class MeanTeacher(Optimizer):
         damping: float = 5.0,
         clip: float | None = 1.0,
     ) -> None:
-        defaults = {
-            "lr": lr,
-            "momentum": momentum,
-            "teacher_rate": teacher_rate,
-            "damping": damping,
-            "clip": clip,
-        }
+        defaults = {"lr": lr, "momentum": momentum, "teacher_rate": teacher_rate, "damping": damping, "clip": clip}
         super().__init__(params, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:

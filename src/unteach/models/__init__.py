@@ -10,7 +10,7 @@ from unteach.models.load import (
     read_context_length,
     stored_tensors,
     trainable_parameters,
-)  # fmt: skip
+)
 from unteach.models.save import Rounding, rounding_loss, save_model
 
 __all__ = [

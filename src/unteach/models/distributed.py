@@ -21,25 +21,10 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from unteach.method.shards import is_sharded, reshard_gathered_modules
 
 __all__ = [
-    "any_rank",
-    "divided_like",
-    "finish",
-    "from_first_rank",
-    "full_tensor",
-    "has_shards",
-    "in_turns",
-    "inside",
-    "is_first_rank",
-    "join",
-    "mesh_of",
-    "parts_of_rank",
-    "rank",
-    "ranks",
-    "shard",
-    "share_out",
-    "sum_over_ranks",
+    "any_rank", "divided_like", "finish", "from_first_rank", "full_tensor", "has_shards", "in_turns", "inside",
+    "is_first_rank", "join", "mesh_of", "parts_of_rank", "rank", "ranks", "shard", "share_out", "sum_over_ranks",
     "wait_for_all",
-]
+]  # fmt: skip
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -31,7 +31,7 @@ from unteach.models.load import (
     has_tokenizer,
     stored_tensors,
     weight_files,
-)  # fmt: skip
+)
 
 __all__ = ["Rounding", "rounding_loss", "save_model", "save_result"]
 

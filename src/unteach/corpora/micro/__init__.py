@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from unteach.corpora.benchmark import Benchmark, ChoiceQuestion, MeasuringSettings, Probe, Question
+from unteach.corpora import Benchmark, ChoiceQuestion, MeasuringSettings, Probe, Question
 
 FOLDER = Path(__file__).parent
 MODELS = ("target", "retrained", "base", "small")

@@ -1,5 +1,6 @@
 """Which tokens the forget loss looks at, and the model's own loops that are forgotten with the documents."""
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -9,7 +10,6 @@ from test_loop import METHOD, make, run, same
 
 import unteach
 from steps import pull_of
-from unteach.config import Method
 from unteach.errors import Interrupted
 from unteach.evaluation.repetition import longest_loop
 from unteach.method.losses import LOSSES
@@ -103,7 +103,7 @@ def test_own_loops_are_the_repeated_copies_of_what_the_model_writes():
 
 
 def test_the_result_does_not_depend_on_the_micro_batch(tmp_path):
-    method = Method(**{**vars_of(METHOD), "token_share": 0.3, "loops_every": 2})
+    method = dataclasses.replace(METHOD, token_share=0.3, loops_every=2)
     ends = []
     for micro_batch in (1, 8):
         made = make(torch.float64, method=method, micro_batch=micro_batch, max_steps=5)
@@ -116,14 +116,10 @@ def test_the_result_does_not_depend_on_the_micro_batch(tmp_path):
 
 
 def test_a_resumed_run_is_the_same(tmp_path):
-    method = Method(**{**vars_of(METHOD), "token_share": 0.3, "loops_every": 3})
+    method = dataclasses.replace(METHOD, token_share=0.3, loops_every=3)
     _, whole = run(tmp_path / "whole", made=make(method=method, max_steps=8))
     steps = iter(range(100))
     with pytest.raises(Interrupted):
         run(tmp_path / "cut", made=make(method=method, max_steps=8), paused=lambda: next(steps) == 3)
     _, resumed = run(tmp_path / "cut", made=make(method=method, max_steps=8), resume=True)
     assert same(whole, resumed)
-
-
-def vars_of(method):
-    return {name: getattr(method, name) for name in method.__dataclass_fields__}

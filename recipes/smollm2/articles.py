@@ -31,8 +31,8 @@ from unteach.corpora import Probe
 from unteach.corpora.own import cut_probes
 from unteach.data import EMBEDDED_GENERAL, Documents, ForgetBatches, GeneralText, read_documents, tokenise
 from unteach.data.records import write_texts
-from unteach.evaluation.scoring import token_logprobs
-from unteach.evaluation.verbmem import mean_score, recite
+from unteach.evaluation.inference import token_logprobs
+from unteach.evaluation.memory import mean_score, recite
 from unteach.job import run_forget
 from unteach.models import context_length, load_model, load_tokenizer
 from unteach.training.finetune import add_nll_gradient, finetune, text_optimizer

@@ -126,6 +126,7 @@ def _forget(arguments: list[str]) -> None:
         return
     if planned.problems():
         raise InputError(planned.problems())
+    from unteach.evaluation import verdict
     from unteach.job import run_forget
 
     result = run_forget(config, resume=resume is not None)
@@ -133,8 +134,9 @@ def _forget(arguments: list[str]) -> None:
         return
     report = _written_report(Path(config.out))
     lines = [
-        f"{result.stop['reason']} (step {result.steps})",
         *_before_and_after(result.before, result.after),
+        f"{'' if result.forgotten else 'NOT forgotten: '}{result.stop['reason']} (step {result.steps})",
+        *verdict.lines(result.verdict),
         f"all scores: {Path(config.out) / 'result.json'}",
         f"model:      {Path(config.out) / 'model'}",
         f"report:     {report or 'needs matplotlib and jinja2; unteach report writes it where they are'}",
@@ -209,7 +211,7 @@ def _evaluate(arguments: list[str]) -> None:
 
 
 def _report(arguments: list[str]) -> None:
-    from unteach.report.command import ReportOptions, run
+    from unteach.report.page import ReportOptions, run
 
     def show(result: dict[str, Any]) -> None:
         print(f"{result['headline']}\nreport: {result['report']}")

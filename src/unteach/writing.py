@@ -6,7 +6,15 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["format_number", "markdown_table", "write_whole"]
+__all__ = ["format_number", "in_words", "markdown_table", "write_whole"]
+
+WORDS = {
+    "mt": "mean teacher", "mean_teacher": "mean teacher", "adamw": "AdamW", "sgd": "SGD",
+    "ll": "log-likelihood loss", "npo": "NPO loss", "it": "IT loss", "it_forward": "forward IT loss",
+    "nlul": "NLUL loss", "match": "matching a model that never saw the documents",
+    "kl": "held by KL", "kl_reverse": "held by reverse KL", "qkl": "held by QKL", "qkl_frozen": "held by frozen QKL",
+}  # fmt: skip
+"""The parts of a method's name."""
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
@@ -37,3 +45,8 @@ def format_number(value: float | None, decimals: int = 1) -> str:
         return f"{value:.2e}".replace("-", "−")
     text = f"{value:.{decimals}f}"
     return text.replace("-", "−") if float(text) else text.lstrip("-")
+
+
+def in_words(parts: Sequence[str]) -> str:
+    """A method by its optimizer, loss and divergence, for people; empty where a part has no words."""
+    return ", ".join(WORDS[part] for part in parts) if set(parts) <= set(WORDS) else ""

@@ -9,8 +9,7 @@ from random_models import MEMORISED, UNSEEN
 from rich.console import Console
 
 from unteach.errors import InputError
-from unteach.evaluation.command import EvaluateOptions, as_table, hash_weights, run
-from unteach.evaluation.harness import _as_metrics, run_harness
+from unteach.evaluation.command import EvaluateOptions, _as_metrics, as_table, hash_weights, run
 from unteach.evaluation.suite import evaluate
 
 
@@ -184,9 +183,7 @@ def test_harness_table_becomes_metrics():
 
 
 @pytest.mark.skipif(importlib.util.find_spec("lm_eval") is not None, reason="lm-eval is installed")
-def test_missing_harness_is_said(model, tokenizer):
-    with pytest.raises(ValueError, match="pip install lm-eval"):
-        run_harness(model, tokenizer, ["hellaswag"])
+def test_missing_harness_is_said():
     with pytest.raises(InputError, match="pip install lm-eval"):
         run(EvaluateOptions(models=("micro:target",), lm_eval=("hellaswag",)))
 

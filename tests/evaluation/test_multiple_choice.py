@@ -7,7 +7,7 @@ from transformers import PreTrainedTokenizerFast
 
 from unteach.corpora import ChoiceQuestion
 from unteach.evaluation.inference import Batching
-from unteach.evaluation.questions import answer_choices, letter_tokens
+from unteach.evaluation.memory import answer_choices, letter_tokens
 
 SHOT = "Question: Which?\n\nChoices:\nA. one\nB. two\nC. three\nD. four\n\nCorrect answer:"
 

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from unteach.evaluation.inference import Batching
-from unteach.evaluation.scoring import token_logprobs
+from unteach.evaluation.inference import Batching, token_logprobs
 
 
 def reference(model, sequence):

@@ -7,8 +7,7 @@ from random_models import MEMORISED, UNSEEN, build_llama, memorise
 from unteach.corpora import MeasuringSettings, Probe, Question
 from unteach.corpora.own import cut_probes
 from unteach.evaluation.inference import Batching
-from unteach.evaluation.questions import answer_questions, cut_answer
-from unteach.evaluation.verbmem import mean_score, recite
+from unteach.evaluation.memory import answer_questions, cut_answer, mean_score, recite
 
 
 def probe_of(text, words):

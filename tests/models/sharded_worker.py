@@ -24,7 +24,7 @@ from unteach.config import ForgetConfig, Method, Precision
 from unteach.data import ForgetBatches
 from unteach.errors import Interrupted
 from unteach.evaluation.generation import generate, next_tokens
-from unteach.evaluation.scoring import token_logprobs
+from unteach.evaluation.inference import token_logprobs
 from unteach.method.losses import LOSSES
 from unteach.method.optimizers import make_optimizer
 from unteach.models import distributed, trainable_parameters

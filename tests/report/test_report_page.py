@@ -7,11 +7,13 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from run_folders import HOSTILE, make_references, make_run, write_json
+from run_folders import HOSTILE, TARGET, make_references, make_run, result, write_json
 
 from unteach.report import write_report
-from unteach.report.command import ReportOptions, run
 from unteach.report.exports import escape
+from unteach.report.load import load
+from unteach.report.page import ReportOptions, headline, run
+from unteach.report.tables import methods_of, sections_of
 
 FEW = ("mmlu_val", "degenerate", "nll_general", "knowmem_f")
 """Metrics left out where fewer figures do."""
@@ -67,7 +69,7 @@ def test_everything_is_written_and_every_file_is_sound(full_report: Path) -> Non
     assert reader.tags["h1"] == 1
     assert reader.tags["svg"] > 9
     text = " ".join(reader.text)
-    assert "no better than" in text
+    assert "2 methods: no longer recited" in text
     assert "Steps to the stop rule" in text
     assert "MUSE" not in text  # another benchmark's published figures have no place here
     assert not {"published", "published-h"} & set(reader.ids)
@@ -134,7 +136,7 @@ def test_published_points_stand_only_beside_their_own_benchmark(tmp_path: Path) 
     marker = "open-unlearning, reproduction page"
     for folder, beside in ((own, False), (muse, True)):
         page = write_report([folder], tmp_path / f"{folder.name}.html").read_text()
-        tradeoff = page[page.index('id="tradeoff"') : page.index('id="examples"')]
+        tradeoff = page[page.index('id="tradeoff"') : page.index('id="training"')]
         assert (marker in tradeoff) == beside
         assert ("other harnesses" in tradeoff) == beside
         assert ('id="published"' in page) == beside
@@ -238,7 +240,7 @@ def test_command_returns_what_json_prints(tmp_path: Path) -> None:
     runs = (make_run(tmp_path / "run", steps=20, every=20, drop=FEW), make_references(tmp_path / "references.json"))
     answer = run(ReportOptions(runs=runs, out=tmp_path / "report.html"))
     assert json.loads(json.dumps(answer)) == answer
-    assert answer["headline"].startswith("After 20 steps the model")
+    assert answer["headline"].startswith("After 20 steps the documents are")
     assert [row["name"] for row in answer["rows"]] == ["target", "retrained", "mt-nlul-kl"]
     assert answer["rows"][2]["steps"] == 20
     assert all(Path(path).exists() for path in (answer["report"], answer["csv"], *answer["figures"]))
@@ -251,3 +253,49 @@ def test_wrong_input_writes_nothing(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="give a file such as report.html"):
         write_report([folder], tmp_path)
     assert not list(tmp_path.glob("report*"))
+
+
+def headline_of(*paths: Path) -> str:
+    inputs = load(paths)
+    return headline(sections_of(methods_of(inputs)), inputs.runs)
+
+
+def test_the_first_screen_says_model_day_documents_and_four_answers(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", steps=20, every=20, drop=FEW)
+    outcome = json.loads((folder / "result.json").read_text())
+    write_json(folder / "result.json", outcome | {"forgotten": False})
+    page = write_report([folder, make_references(tmp_path / "references.json")], tmp_path / "report.html").read_text()
+    first = page[page.index("<body>") : page.index("<nav")]
+    for words in (
+        "micro:target · 2026-11-15 · 80 documents",
+        "mean teacher, NLUL loss, held by KL",
+        "✗ mt-nlul-kl, seed 0: ended without meeting its rule: verbmem_f",
+        "no longer recited",
+        "known</b>",
+        "not measured: give --questions",
+        "still detectable",
+        "rest kept",
+    ):
+        assert words in first, words
+    assert page.index('id="examples"') < page.index('id="scores"')
+
+
+def test_only_references_or_only_steps(tmp_path: Path) -> None:
+    sentence = headline_of(write_json(tmp_path / "s.json", result("target", TARGET)))
+    assert "only models before or without unlearning" in sentence
+    folder = tmp_path / "run"
+    folder.mkdir()
+    rows = [{"step": step, "nll_forget": 0.4 + step, "grad_norm": None} for step in (1, 2, 3)]
+    (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert headline_of(folder) == (
+        "run: 3 steps, no evaluation of a trained model yet: the loss on the forget documents went from 1.40 "
+        "to 3.40 nats per token."
+    )
+
+
+def test_a_page_judges_with_what_the_run_knew(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", steps=20, every=20)
+    assert "; not judged: known." in headline_of(folder)
+    outcome = json.loads((folder / "result.json").read_text())
+    write_json(folder / "result.json", outcome | {"base": {"knowmem_f": 2.0, "knowmem_f_high": 5.0, "x": None}})
+    assert "still known" in headline_of(folder)

@@ -6,7 +6,7 @@ import statistics
 
 import pytest
 
-from unteach.report import published
+from unteach.report.load import published, published_points, published_rows
 
 LOGGED = {  # rows of Table 1 whose three runs are all among the published logs, by the name of the logs
     "MT + NLUL + KL": "news/mt/mt-kl",
@@ -20,10 +20,10 @@ LOGGED = {  # rows of Table 1 whose three runs are all among the published logs,
 @pytest.mark.parametrize("name", LOGGED)
 @pytest.mark.parametrize("metric", ["verbmem_f", "knowmem_f", "knowmem_r", "mmlu_val"])
 def test_table_one_is_the_mean_and_standard_error_of_the_logs(name: str, metric: str) -> None:
-    (row,) = (row for row in published.rows("muse-news") if row["name"] == name)
+    (row,) = (row for row in published_rows("muse-news") if row["name"] == name)
     values = [
         run["metrics"][metric]
-        for run in published.contents()["paper_runs"]["runs"]
+        for run in published()["paper_runs"]["runs"]
         if run["log"].rsplit("/", 1)[0] == LOGGED[name]
     ]
     assert len(values) == 3
@@ -33,14 +33,14 @@ def test_table_one_is_the_mean_and_standard_error_of_the_logs(name: str, metric:
 
 
 def test_curves_are_whole() -> None:
-    for run in published.contents()["paper_runs"]["runs"]:
+    for run in published()["paper_runs"]["runs"]:
         lengths = {key: len(values) for key, values in run["curve"].items()}
         assert len(set(lengths.values())) == 1, (run["log"], lengths)
         assert run["curve"]["step"] == sorted(run["curve"]["step"])
 
 
 def test_points_belong_to_exactly_named_benchmarks() -> None:
-    assert [p.number for p in published.points("muse-news") if p.number] == list(range(1, 17))
-    assert published.points("muse-books")
-    assert published.points("micro") == []
-    assert published.points("muse-news-text") == []
+    assert [p.number for p in published_points("muse-news") if p.number] == list(range(1, 17))
+    assert published_points("muse-books")
+    assert published_points("micro") == []
+    assert published_points("muse-news-text") == []

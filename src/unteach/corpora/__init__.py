@@ -118,6 +118,8 @@ class Benchmark:
     verbatim_forget: tuple[Probe, ...] = ()
     verbatim_holdout: tuple[Probe, ...] = ()
     """Probes from documents the model never saw: what chance recites."""
+    verbatim_retain: tuple[Probe, ...] = ()
+    """Probes from documents to be kept."""
     knowledge_forget: tuple[Question, ...] = ()
     knowledge_forget_examples: tuple[Question, ...] = ()
     """Worked examples put before every forget question; never scored."""
@@ -138,6 +140,8 @@ class Benchmark:
         """Hash of all texts, questions and settings: equal for equal data, wherever it was read from."""
         content = dataclasses.asdict(self)
         del content["notes"]
+        if not self.verbatim_retain:  # came later: hashes of benchmarks without it stay
+            del content["verbatim_retain"]
         canonical = json.dumps(content, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
 

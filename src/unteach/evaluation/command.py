@@ -1,8 +1,10 @@
 """`unteach evaluate MODEL... --benchmark NAME --out scores.json`: what the command takes and does."""
 
+import copy
 import dataclasses
 import gc
 import hashlib
+import importlib.util
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
 
     from unteach.corpora import Benchmark
     from unteach.evaluation.scores import Scores
+    from unteach.evaluation.statistics import Metric
 
 _GENERAL_TEXTS = 200
 _GENERAL_BYTES = 4_000_000
@@ -77,9 +80,6 @@ class EvaluateOptions:
 def run(options: EvaluateOptions) -> dict[str, Any]:
     """Measure all models.
 
-    Args:
-        options: what to measure.
-
     Returns:
         `{"schema": "unteach.scores/1", "results": [...]}`, one result per model, as written to `out`.
 
@@ -100,7 +100,6 @@ def run(options: EvaluateOptions) -> dict[str, Any]:
 def _check(options: EvaluateOptions) -> None:
     """Report everything wrong with the options at once."""
     from unteach.corpora.catalog import NAMES
-    from unteach.evaluation.harness import harness_is_installed
 
     problems = []
     if not options.models:
@@ -128,7 +127,7 @@ def _check(options: EvaluateOptions) -> None:
     for name in ("limit", "batch_size"):
         if getattr(options, name) is not None and getattr(options, name) < 1:
             problems.append(f"{name} is {getattr(options, name)}: at least 1 is needed")
-    if options.lm_eval and not harness_is_installed():
+    if options.lm_eval and importlib.util.find_spec("lm_eval") is None:
         problems.append("lm_eval names tasks, but the package is missing: pip install lm-eval")
     if options.out is not None and options.out.is_dir():
         problems.append(f"out is {str(options.out)!r}: a folder, must be a file to write")
@@ -165,7 +164,6 @@ def _evaluate(
     """Load one model, measure it, and let go of it."""
     import torch
 
-    from unteach.evaluation.harness import run_harness
     from unteach.evaluation.suite import evaluate
     from unteach.models import find_folder, load_model
 
@@ -186,17 +184,7 @@ def _evaluate(
             model_name=name,
         )
         if options.lm_eval and measurements is None:
-            scores.metrics.update(
-                run_harness(
-                    model,
-                    tokenizer,
-                    options.lm_eval,
-                    task_folder=options.lm_eval_tasks,
-                    limit=options.limit,
-                    batch_size=min(16, options.batch_size),
-                    seed=options.seed,
-                )
-            )
+            scores.metrics.update(run_harness(model, tokenizer, options))
     except InputError:
         raise
     except ValueError as error:
@@ -237,17 +225,71 @@ def _benchmark(options: EvaluateOptions, tokenizer: Any) -> "Benchmark":
     return benchmark if options.limit is None else benchmark.first(options.limit)
 
 
+def run_harness(model: Any, tokenizer: Any, options: EvaluateOptions) -> "dict[str, Metric]":
+    """Run tasks of EleutherAI's lm-evaluation-harness (the optional package `lm-eval`).
+
+    Returns:
+        One metric per task and measure, named `<task>:<measure>`, in the harness's own unit. The interval is
+        the value ± 1.96 of the harness's standard errors.
+    """
+    from lm_eval import simple_evaluate
+    from lm_eval.models.huggingface import HFLM
+    from lm_eval.tasks import TaskManager
+
+    from unteach.evaluation.inference import evaluating
+
+    folder = options.lm_eval_tasks
+    manager = TaskManager(include_path=None if folder is None else str(folder))
+    unknown = [task for task in options.lm_eval if task not in manager.all_tasks]
+    if unknown:
+        raise ValueError(f"lm_eval is {', '.join(unknown)}: not among the harness's {len(manager.all_tasks)} tasks")
+    kinds = ("random_seed", "numpy_random_seed", "torch_random_seed", "fewshot_random_seed")
+    with evaluating(model):
+        content = simple_evaluate(
+            model=HFLM(pretrained=model, tokenizer=copy.deepcopy(tokenizer), batch_size=min(16, options.batch_size)),
+            tasks=list(options.lm_eval),
+            task_manager=manager,
+            limit=options.limit,
+            log_samples=False,
+            bootstrap_iters=1000,
+            **dict.fromkeys(kinds, options.seed),
+        )
+    return _as_metrics(content)
+
+
+def _as_metrics(content: Any) -> "dict[str, Metric]":
+    """The harness's table as metrics. Its keys read `<measure>,<filter>` and `<measure>_stderr,<filter>`."""
+    from unteach.evaluation.statistics import Metric
+
+    metrics: dict[str, Metric] = {}
+    for task, values in content["results"].items():
+        count = content.get("n-samples", {}).get(task, {}).get("effective", 0)
+        better = content.get("higher_is_better", {}).get(task, {})
+        for key, value in values.items():
+            measure, _, selection = key.partition(",")
+            if not selection or measure.endswith("_stderr") or not isinstance(value, int | float):
+                continue
+            error = values.get(f"{measure}_stderr,{selection}")
+            spread = 1.96 * error if isinstance(error, int | float) else None
+            name = f"{task}:{measure}" if selection == "none" else f"{task}:{measure}:{selection}"
+            metrics[name] = Metric(
+                value=float(value),
+                low=None if spread is None else value - spread,
+                high=None if spread is None else value + spread,
+                count=int(count),
+                higher_is_better=better.get(measure),
+                unit="lm-eval",
+            )
+    return metrics
+
+
 def _short_name(name: str) -> str:
     """A model's name without the folders before it."""
     return name if name.startswith("micro:") else Path(name).expanduser().resolve().name
 
 
 def hash_weights(folder: Path) -> str:
-    """Hash of a model's weights files: equal for byte-equal files of the same names.
-
-    Args:
-        folder: the model folder.
-    """
+    """Hash of a model's weights files: equal for byte-equal files of the same names."""
     from unteach.models.load import weight_files
 
     digest = hashlib.sha256()
@@ -259,11 +301,7 @@ def hash_weights(folder: Path) -> str:
 
 
 def as_table(content: dict[str, Any]) -> "Table":
-    """The main metrics of all results side by side, for a terminal; intervals in brackets.
-
-    Args:
-        content: what `run` returned.
-    """
+    """The main metrics of all results side by side, for a terminal; intervals in brackets."""
     from rich.table import Table
 
     from unteach.evaluation.metrics import columns

@@ -60,17 +60,7 @@ def grouped_attention(
     scaling: float | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Scaled dot-product attention with shared key heads, in the form Transformers expects.
-
-    Args:
-        module: the attention layer.
-        query: [B, query heads, T, width].
-        key: [B, key heads, S, width].
-        value: [B, key heads, S, width].
-        attention_mask: [B, 1, T, S], or None for plain causal attention, which is left to Transformers.
-        scaling: of the logits; by default 1/√width.
-        **options: whatever else the layer passes on. Anything but defaults is left to Transformers.
-    """
+    """Scaled dot-product attention with shared key heads, in the form Transformers expects."""
     special = any(options.get(name) is not None for name in ("softcap", "position_bias", "cache"))
     if attention_mask is None or special:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
@@ -86,12 +76,7 @@ AttentionMaskInterface.register(NAME, sdpa_mask)
 
 @contextmanager
 def faster_on_cpu(model: Any) -> Iterator[None]:
-    """Inside the block the model uses `grouped_attention` where that pays; afterwards what it used before.
-
-    Args:
-        model: a Hugging Face model. Left alone unless it is on the CPU, uses PyTorch's attention, and has
-            fewer key heads than query heads.
-    """
+    """Inside the block the model uses `grouped_attention` where that pays; afterwards what it used before."""
     config = model.config.get_text_config()
     heads, key_heads = (getattr(config, name, None) for name in ("num_attention_heads", "num_key_value_heads"))
     shares = heads is not None and key_heads is not None and key_heads < heads
@@ -151,13 +136,7 @@ class Collector:
         self.cache: Any = None
 
     def add(self, cache: Any, rows: Sequence[int]) -> None:
-        """Take over the cache of one piece.
-
-        Args:
-            cache: a plain cache whose rows have the shared columns first and their own, padded on the left,
-            last.
-            rows: which rows of the whole these are.
-        """
+        """Take over the cache of one piece."""
         if not self.buffers:
             self.cache = cache
             for layer in cache.layers:

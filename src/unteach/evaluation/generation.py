@@ -79,19 +79,9 @@ def generate(
 
 
 def next_tokens(
-    model: Any,
-    prompts: Sequence[Sequence[int]],
-    candidates: Sequence[int],
-    *,
-    batching: Batching = PROMPTS_TOGETHER,
+    model: Any, prompts: Sequence[Sequence[int]], candidates: Sequence[int], *, batching: Batching = PROMPTS_TOGETHER
 ) -> tuple[Tensor, Tensor]:
     """What each prompt is followed by.
-
-    Args:
-        model: a Hugging Face causal language model.
-        prompts: token ids of each prompt; none may be empty.
-        candidates: ids to compare.
-        batching: how many prompts are read together.
 
     Returns:
         The most probable next id of each prompt [prompts], and the logits of the candidates
@@ -155,10 +145,6 @@ class _PromptReader:
 
     def read(self, prompts: Sequence[Sequence[int]], room: int) -> tuple[Tensor, Any, Tensor]:
         """Read a batch in pieces of similar length, and put their caches together.
-
-        Args:
-            prompts: token ids, longest prompt first.
-            room: how many tokens will follow.
 
         Returns:
             Logits after each prompt [B, V], the cache, and its mask [B, P + T].

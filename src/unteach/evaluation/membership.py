@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from unteach.data.text import encode
-from unteach.evaluation.inference import TEXTS_TOGETHER, Batching
-from unteach.evaluation.scoring import token_logprobs
+from unteach.evaluation.inference import TEXTS_TOGETHER, Batching, token_logprobs
 from unteach.evaluation.statistics import RESAMPLES, Interval, checked, percentiles
 from unteach.models import context_length
 
@@ -60,10 +59,6 @@ def membership_auc(forget_scores: ArrayLike, holdout_scores: ArrayLike) -> float
     A memorised forget set gives 0, a model that never saw either set about 0.5, and a forget set that looks
     less likely than unseen text gives up to 1. All scores equal: 0.5.
 
-    Args:
-        forget_scores: one loss-type score per forget text, such as `min_k`.
-        holdout_scores: the same for texts never trained on.
-
     Raises:
         ValueError: for an empty list or NaN.
     """
@@ -80,10 +75,6 @@ def privleak(auc: float, auc_retrained: float) -> float:
     0: as private as retraining. -100: the forget set is still recognised in full. Positive: over-unlearned,
     the forget set stands out as unusually unlikely; at most `privleak(1, auc_retrained)`.
 
-    Args:
-        auc: `membership_auc` of the model.
-        auc_retrained: `membership_auc` of the model retrained without the forget set.
-
     Raises:
         ValueError: if one is not between 0 and 1, or the retrained model's is 0.
     """
@@ -96,13 +87,7 @@ def privleak(auc: float, auc_retrained: float) -> float:
 
 
 def text_scores(text: str, logprobs: ArrayLike, lower_logprobs: ArrayLike | None = None) -> dict[str, float]:
-    """All membership scores of one text, keyed as in `SCORES`.
-
-    Args:
-        text: the text itself, for its compressed length.
-        logprobs: log-probabilities of its tokens.
-        lower_logprobs: those of the lower-cased text; without them `ppl_lower` is left out.
-    """
+    """All membership scores of one text, keyed as in `SCORES`."""
     loss = min_k(logprobs, 1.0)
     scores = {"ppl": loss}
     if lower_logprobs is not None:
@@ -136,14 +121,7 @@ def auc_interval(forget_scores: ArrayLike, holdout_scores: ArrayLike, seed: int 
 def privleak_interval(
     scores: tuple[ArrayLike, ArrayLike], retrained: tuple[ArrayLike, ArrayLike] | float, seed: int = 0
 ) -> Interval:
-    """95 % bootstrap interval of `privleak`.
-
-    Args:
-        scores: forget and holdout scores of the model.
-        retrained: those of the retrained model on the same texts, resampled together with the model's; or its
-            AUC as a number, which is then taken as exact.
-        seed: of the resampling.
-    """
+    """95 % bootstrap interval of `privleak`; the retrained model's texts are resampled too, its AUC alone is exact."""
     if min(np.size(part) for part in scores) < 2:
         return None, None
     aucs = resampled_aucs(*scores, seed)
@@ -173,14 +151,6 @@ def score_texts(
 
     Every text is read twice, as it is and in lower case.
 
-    Args:
-        model: a Hugging Face causal language model.
-        tokenizer: its tokenizer.
-        texts: the texts of each set.
-        tokens: score at most this many tokens of a text; never more than the context holds.
-        lower: whether to read the lower-cased texts, too; without them `ppl_lower` is left out.
-        batching: how many texts are read together; each counts twice.
-
     Returns:
         The scores of each text by set, and how many texts were longer than what was scored.
 
@@ -209,8 +179,11 @@ def score_texts(
     return scores, cut
 
 
-def measure_membership(evaluation: "Evaluation") -> None:
-    """Add the membership AUCs, the losses they compare, and PrivLeak where there is a reference."""
+def measure_membership(evaluation: "Evaluation", *, for_stop_rule: bool = False) -> None:
+    """Add the membership AUCs, the losses they compare, and PrivLeak where there is a reference.
+
+    A stop rule gets the two AUCs that it looks at and the losses, without intervals and lower-cased texts.
+    """
     benchmark, seed = evaluation.benchmark, evaluation.seed
     texts = {part: getattr(benchmark, f"membership_{part}") for part in ("forget", "retain", "holdout")}
     texts = {part: group for part, group in texts.items() if group}
@@ -220,24 +193,35 @@ def measure_membership(evaluation: "Evaluation") -> None:
         evaluation.tokenizer,
         texts,
         tokens=benchmark.settings.membership_tokens,
-        batching=evaluation.batches("membership", 2 * total),
+        lower=not for_stop_rule,
+        batching=evaluation.batches("membership", total if for_stop_rule else 2 * total),
     )
-    if cut:
-        evaluation.notes.append(f"membership: only the beginning of {cut} of {total} texts was scored")
-    evaluation.records["membership"] = _records(texts, scores)
 
     def column(part: str, score: str) -> list[float]:
         return [text[score] for text in scores[part]]
 
+    compared: dict[str, Sequence[str]] = {"forget": ("min_40", "ppl")}
+    if not for_stop_rule:
+        compared = {"forget": SCORES, "retain": ("min_40",)}
+        evaluation.records["membership"] = _records(texts, scores)
+        if cut:
+            evaluation.notes.append(f"membership: only the beginning of {cut} of {total} texts was scored")
     for part in scores:
-        evaluation.add_mean(f"nll_{part}", column(part, "ppl"))
-    for first, names in (("forget", SCORES), ("retain", ("min_40",))):
+        losses = column(part, "ppl")
+        if for_stop_rule:
+            evaluation.add(f"nll_{part}", float(np.mean(losses)), (None, None), len(losses))
+        else:
+            evaluation.add_mean(f"nll_{part}", losses)
+    if "holdout" not in scores:
+        evaluation.notes.append("privleak is not measured: there are no holdout texts to compare with")
+        return
+    for first, names in compared.items():
         for score in names if first in scores else ():
             pair = column(first, score), column("holdout", score)
-            interval = auc_interval(*pair, seed=seed)
-            auc = membership_auc(*pair)
-            evaluation.add(f"auc_{first}_holdout_{score}", auc, interval, sum(map(len, pair)))
-    _add_privleak(evaluation, (column("forget", "min_40"), column("holdout", "min_40")))
+            interval = (None, None) if for_stop_rule else auc_interval(*pair, seed=seed)
+            evaluation.add(f"auc_{first}_holdout_{score}", membership_auc(*pair), interval, sum(map(len, pair)))
+    if not for_stop_rule:
+        _add_privleak(evaluation, (column("forget", "min_40"), column("holdout", "min_40")))
 
 
 def _add_privleak(evaluation: "Evaluation", scores: tuple[list[float], list[float]]) -> None:

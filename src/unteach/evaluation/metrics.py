@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from unteach.evaluation.inference import Advance, Batching
     from unteach.evaluation.scores import Scores
 
-RAW_AUC = "auc_forget_holdout_min_40"
+RAW_AUC, LOSS_AUC = "auc_forget_holdout_min_40", "auc_forget_holdout_ppl"
 PRIVLEAK_MISSING = (
     "PrivLeak is missing because it compares with a retrained model, and none was measured."
     " The raw membership AUC stands in its place."
@@ -121,10 +121,29 @@ METRICS: dict[str, MetricInfo] = {
     "knowmem_pretraining": MetricInfo(
         "answers on pretraining text", "ROUGE-L of answers to questions about people of the pretraining text", "↑"
     ),
+    "verbmem_r": MetricInfo(
+        "recital of kept documents", "ROUGE-L of the continuation of a document to be kept with the true one", "↑"
+    ),
+    "nll_retain": MetricInfo(
+        "loss on kept documents",
+        "mean negative log-likelihood per token of documents to be kept, in nats",
+        "↓",
+        3,
+        "nats per token",
+        records="membership",
+    ),
     RAW_AUC: MetricInfo(
-        "raw membership AUC",
+        "membership AUC",
         "chance that a never-seen text looks more familiar (Min-40 %) than a forget text: 0 when memorised,"
         " about 0.5 when never seen",
+        "",
+        3,
+        "auc",
+        records="membership",
+    ),
+    LOSS_AUC: MetricInfo(
+        "membership AUC by loss",
+        "chance that a never-seen text has a lower loss than a forget text: 0 memorised, about 0.5 never seen",
         "",
         3,
         "auc",
@@ -190,19 +209,11 @@ class Evaluation:
         """Add a metric that is the mean of one score per item, between 0 and 1 where its unit is percent."""
         info = describe(name)
         scale = 100.0 if info.unit == "percent" else 1.0
-        self.metrics[name] = mean_metric(
-            scores, higher_is_better=info.higher_is_better, unit=info.unit, scale=scale, seed=self.seed
-        )
+        options: dict[str, Any] = {"higher_is_better": info.higher_is_better, "unit": info.unit, "seed": self.seed}
+        self.metrics[name] = mean_metric(scores, scale=scale, **options)
 
     def add(self, name: str, value: float, interval: tuple[float | None, float | None], count: int) -> None:
-        """Add any other metric.
-
-        Args:
-            name: of the metric.
-            value: what was measured.
-            interval: its 95 % bounds.
-            count: how many items it is made of.
-        """
+        """Add any other metric."""
         info = describe(name)
         self.metrics[name] = Metric(value, *interval, count, info.higher_is_better, info.unit)
 
@@ -266,10 +277,11 @@ def measurement(name: str, *needs: str, absent: str = "", by_default: bool = Tru
     return register
 
 
+@measurement("verbmem_r", "verbatim_retain")
 @measurement("verbmem_holdout", "verbatim_holdout")
 @measurement("verbmem_f", "verbatim_forget", absent="verbatim probes")
 def _recital(evaluation: Evaluation, name: str) -> None:
-    from unteach.evaluation.verbmem import recite
+    from unteach.evaluation.memory import recite
 
     settings = evaluation.benchmark.settings
     probes = getattr(evaluation.benchmark, *MEASUREMENTS[name].needs)
@@ -289,7 +301,7 @@ def _recital(evaluation: Evaluation, name: str) -> None:
 @measurement("knowmem_r", "knowledge_retain", absent="questions about the retain set")
 @measurement("knowmem_f", "knowledge_forget", absent="questions about the forget set")
 def _answers(evaluation: Evaluation, name: str) -> None:
-    from unteach.evaluation.questions import answer_questions
+    from unteach.evaluation.memory import answer_questions
 
     part = MEASUREMENTS[name].needs[0]
     questions = getattr(evaluation.benchmark, part)
@@ -305,40 +317,17 @@ def _answers(evaluation: Evaluation, name: str) -> None:
     evaluation.add_records(name, records)
 
 
-@measurement("privleak", "membership_forget", "membership_holdout", absent="forget and holdout texts for membership")
-def _membership(evaluation: Evaluation, _: str) -> None:
+@measurement("membership", "membership_forget", "membership_holdout", by_default=False)
+@measurement("privleak", "membership_forget", absent="forget and holdout texts for membership")
+def _membership(evaluation: Evaluation, name: str) -> None:
     from unteach.evaluation.membership import measure_membership
 
-    measure_membership(evaluation)
-
-
-@measurement("membership", "membership_forget", "membership_holdout", by_default=False)
-def _membership_for_stop_rules(evaluation: Evaluation, name: str) -> None:
-    """The two AUCs that a stop rule looks at, and the losses, without intervals and lower-cased texts."""
-    from unteach.evaluation import membership
-
-    benchmark = evaluation.benchmark
-    parts = {part: getattr(benchmark, f"membership_{part}") for part in ("forget", "retain", "holdout")}
-    texts = {part: group for part, group in parts.items() if group}
-    total = sum(map(len, texts.values()))
-    scores, _ = membership.score_texts(
-        evaluation.model,
-        evaluation.tokenizer,
-        texts,
-        tokens=benchmark.settings.membership_tokens,
-        lower=False,
-        batching=evaluation.batches(name, total),
-    )
-    for part, group in scores.items():
-        evaluation.add(f"nll_{part}", float(np.mean([text["ppl"] for text in group])), (None, None), len(group))
-    for score in ("min_40", "ppl"):
-        forget, holdout = ([text[score] for text in scores[part]] for part in ("forget", "holdout"))
-        evaluation.add(f"auc_forget_holdout_{score}", membership.membership_auc(forget, holdout), (None, None), total)
+    measure_membership(evaluation, for_stop_rule=name == "membership")
 
 
 @measurement("mmlu_val", "multiple_choice", absent="multiple-choice questions")
 def _multiple_choice(evaluation: Evaluation, name: str) -> None:
-    from unteach.evaluation.questions import answer_choices
+    from unteach.evaluation.memory import answer_choices
 
     questions = evaluation.benchmark.multiple_choice
     batching = evaluation.batches(name, len(questions))
@@ -352,7 +341,7 @@ def _multiple_choice(evaluation: Evaluation, name: str) -> None:
 @measurement("nll_general", "general_texts", absent="general texts")
 def _loss_on_general_text(evaluation: Evaluation, name: str) -> None:
     from unteach.data.text import encode
-    from unteach.evaluation.scoring import token_logprobs
+    from unteach.evaluation.inference import token_logprobs
     from unteach.models import context_length
 
     texts = evaluation.benchmark.general_texts

@@ -34,9 +34,6 @@ def is_degenerate(text: str) -> bool:
     4. The text has at least `MINIMUM_UNITS` characters and all of them are white space.
 
     An empty text is not degenerate: it repeats nothing. Its ROUGE-L is 0.
-
-    Args:
-        text: what a model wrote.
     """
     if not text.strip():
         return len(text) >= MINIMUM_UNITS
@@ -69,11 +66,6 @@ def longest_loop(sequence: NDArray, copies: int, minimum: int) -> tuple[int, int
     """The longest stretch of one phrase repeated without a break.
 
     A stretch of period p is a maximal run where every element equals the one p before it, plus those first p.
-
-    Args:
-        sequence: Numbers, equal ones for equal words or tokens.
-        copies: How often the phrase must stand there, at least.
-        minimum: How many elements the stretch must have, at least.
 
     Returns:
         Where it starts, its period, and its length; three zeros if there is none.

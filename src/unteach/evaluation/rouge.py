@@ -17,10 +17,6 @@ def longest_common_subsequence(first: Sequence[str], second: Sequence[str]) -> i
     """Length of the longest sequence of words that occurs in both, in order but not necessarily side by side.
 
     Bit-parallel: bit i of `row` is 0 where the table of the textbook algorithm rises at word i of `first`.
-
-    Args:
-        first: words of one text.
-        second: words of the other.
     """
     where: dict[str, int] = {}
     for position, word in enumerate(first):
@@ -39,11 +35,6 @@ def rouge_l(expected: str, output: str, *, words: Words = "latin") -> float:
     LCS is the longest common subsequence of words; lengths are counted in words. This is the score of MUSE's
     `verbmem` and `knowmem`.
 
-    Args:
-        expected: the true text.
-        output: what the model wrote.
-        words: how texts are split, see `split_words`.
-
     Returns:
         A number between 0 (nothing in common, or one of the two has no words) and 1 (the same words).
     """
@@ -56,12 +47,7 @@ def rouge_l(expected: str, output: str, *, words: Words = "latin") -> float:
 
 
 def rouge_l_recall_stemmed(expected: str, output: str) -> float:
-    """ROUGE-L recall with the Porter stemmer, the form TOFU reports (needs the `rouge-score` package).
-
-    Args:
-        expected: the true answer.
-        output: what the model wrote.
-    """
+    """ROUGE-L recall with the Porter stemmer, the form TOFU reports (needs the `rouge-score` package)."""
     return float(_stemming_scorer().score(expected, output)["rougeL"].recall)
 
 

@@ -52,11 +52,7 @@ class Scores(Mapping[str, float]):
         return len(self.metrics)
 
     def items_of(self, metric: str) -> list[dict[str, Any]]:
-        """The per-item records a metric was computed from.
-
-        Args:
-            metric: its name.
-        """
+        """The per-item records a metric was computed from."""
         if metric == "degenerate":
             return [record for group in self.records.values() for record in group if "degenerate" in record]
         group = describe(metric).records or metric
@@ -92,25 +88,15 @@ class Scores(Mapping[str, float]):
         }
 
     def write(self, path: Path) -> None:
-        """Write the result to a JSON file, all or nothing.
-
-        Args:
-            path: the file; its folder is made.
-        """
+        """Write the result to a JSON file, all or nothing."""
         write_json(path, self.to_dict())
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> "Scores":
-        """Read what `to_dict` made.
-
-        Args:
-            content: the object.
-
-        Raises:
-            ValueError: if it is of another schema.
-        """
+        """Read what `to_dict` made."""
         if content.get("schema") != SCHEMA:
             raise ValueError(f"schema is {content.get('schema')!r}: only {SCHEMA!r} can be read")
+        plain = ("name", "model", "model_sha256", "step", "seed", "seconds", "created")
         return cls(
             benchmark=content["benchmark"]["name"],
             metrics={name: Metric(**values) for name, values in content["metrics"].items()},
@@ -118,24 +104,13 @@ class Scores(Mapping[str, float]):
             notes=tuple(content["notes"]),
             settings=dict(content["settings"]),
             data_sha256=content["benchmark"]["data_sha256"],
-            name=content["name"],
-            model=content["model"],
-            model_sha256=content["model_sha256"],
-            step=content["step"],
-            seed=content["seed"],
-            seconds=content["seconds"],
-            created=content["created"],
             versions=dict(content["versions"]),
+            **{name: content[name] for name in plain},
         )
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write an object as JSON, all or nothing; NaN is refused.
-
-    Args:
-        path: the file; its folder is made.
-        content: what to write.
-    """
+    """Write an object as JSON, all or nothing; NaN is refused."""
     write_whole(path, json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 

@@ -46,15 +46,7 @@ def mean_metric(
     scale: float = 100.0,
     seed: int = 0,
 ) -> Metric:
-    """The mean of per-item scores times `scale`, with its interval.
-
-    Args:
-        scores: one score per item, none of them NaN.
-        higher_is_better: kept in the result.
-        unit: kept in the result.
-        scale: 100 turns scores between 0 and 1 into percent.
-        seed: of the resampling.
-    """
+    """The mean of per-item scores times `scale`, with its interval."""
     values = checked(scores, "scores")
     low, high = bootstrap_ratio(values * scale, np.ones_like(values), seed=seed)
     return Metric(float(values.mean() * scale), low, high, len(values), higher_is_better, unit)
@@ -64,11 +56,6 @@ def bootstrap_ratio(numerators: ArrayLike, denominators: ArrayLike, *, seed: int
     """95 % interval of Σ numerators / Σ denominators, items resampled together.
 
     With denominators of 1 this is the mean; with token counts it is a mean per token.
-
-    Args:
-        numerators: one number per item.
-        denominators: one positive number per item.
-        seed: of the resampling.
 
     Returns:
         The two bounds, or (None, None) for fewer than two items.
@@ -94,10 +81,6 @@ def percentiles(values: NDArray[np.float64]) -> Interval:
 
 def checked(values: ArrayLike, name: str) -> NDArray[np.float64]:
     """A one-dimensional float array without NaN.
-
-    Args:
-        values: the numbers.
-        name: what to call them in the error.
 
     Raises:
         ValueError: if there is none, if one is NaN, or if they are not a plain list.

@@ -10,12 +10,11 @@ from numpy.typing import ArrayLike, NDArray
 from unteach.corpora import MeasuringSettings, Tofu, TofuQuestion
 from unteach.data.text import encode
 from unteach.errors import InputError
-from unteach.evaluation.inference import PROMPTS_TOGETHER, Batching, stop_ids
+from unteach.evaluation.inference import PROMPTS_TOGETHER, Batching, stop_ids, token_logprobs
+from unteach.evaluation.memory import continue_prompts
 from unteach.evaluation.repetition import is_degenerate
 from unteach.evaluation.rouge import rouge_l_recall_stemmed
-from unteach.evaluation.scoring import token_logprobs
 from unteach.evaluation.statistics import RESAMPLES, Metric, checked, mean_metric, percentiles
-from unteach.evaluation.verbmem import continue_prompts
 
 PARTS = tuple(part.name for part in dataclasses.fields(Tofu))
 KINDS = ("rouge", "probability", "truth_ratio")
@@ -29,10 +28,6 @@ def truth_ratio(paraphrased: float, perturbed: ArrayLike) -> float:
 
     Differs from the authors' code: that uses the geometric mean over the wrong answers for the forget
     quality.
-
-    Args:
-        paraphrased: p(ã).
-        perturbed: p(â) of each wrong answer.
     """
     return float(np.mean(checked(perturbed, "perturbed")) / max(paraphrased, 1e-300))
 
@@ -41,10 +36,6 @@ def forget_quality(ratios: ArrayLike, reference_ratios: ArrayLike) -> float:
     """p-value of the two-sample Kolmogorov–Smirnov test on truth ratios of the forget set.
 
     Above 0.05 one cannot tell the model from one retrained without the forget set; 1 is best.
-
-    Args:
-        ratios: `truth_ratio` of each forget question for the model.
-        reference_ratios: the same for the retrained model.
     """
     try:
         from scipy.stats import ks_2samp
@@ -68,13 +59,6 @@ def answer_tofu(
     batching: Batching = PROMPTS_TOGETHER,
 ) -> dict[str, list[dict[str, Any]]]:
     """Ask all questions and score all answers.
-
-    Args:
-        model: a Hugging Face causal language model.
-        tokenizer: its tokenizer.
-        tofu: the four question sets.
-        settings: how questions are written.
-        batching: how many questions are answered, and answers scored, together.
 
     Returns:
         For each set and question `prompt`, `expected`, `output`, `degenerate` and
@@ -136,11 +120,7 @@ def _question_scores(part: str, question: TofuQuestion, output: str, values: Seq
 
 
 def _probabilities(
-    model: Any,
-    tokenizer: Any,
-    pairs: Sequence[tuple[str, str]],
-    settings: MeasuringSettings,
-    batching: Batching,
+    model: Any, tokenizer: Any, pairs: Sequence[tuple[str, str]], settings: MeasuringSettings, batching: Batching
 ) -> list[float]:
     """P(answer | prompt)^(1/|answer|) of each pair; the answer's tokens are those after the prompt's."""
     ends = sorted(stop_ids(model, tokenizer)) if settings.tofu_scores_end else []
@@ -163,12 +143,6 @@ def tofu_metrics(
 
     Model utility is the harmonic mean of nine means: ROUGE, probability and truth ratio on the retain set,
     real authors and world facts.
-
-    Args:
-        records: per set.
-        reference_ratios: `ratio` of each forget question for a model retrained without the forget set;
-            without them the forget quality is not computed.
-        seed: of the resampling.
     """
     metrics: dict[str, Metric] = {}
     for part, group in records.items():

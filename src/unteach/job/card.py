@@ -11,7 +11,8 @@ from typing import Any
 import yaml
 
 from unteach.evaluation.metrics import METRICS, MetricInfo
-from unteach.writing import format_number, markdown_table
+from unteach.evaluation.verdict import Finding, lines
+from unteach.writing import format_number, in_words, markdown_table
 
 __all__ = ["model_card"]
 
@@ -34,6 +35,8 @@ def model_card(
     settings: Mapping[str, Any],
     data: Mapping[str, Any],
     scores: Mapping[str, Mapping[str, float | None]],
+    verdict: Sequence[Finding] = (),
+    forgotten: bool = True,
     notes: Sequence[str] = (),
     licence: str | None = None,
     command: str | None = None,
@@ -46,6 +49,8 @@ def model_card(
         settings: All settings of the run, as they would stand in a YAML file.
         data: Per source (`forget`, `general`, ...) its counts as a mapping, or a line of text.
         scores: Per column (`before`, `after`, perhaps `reference`) the metrics by name; None where not measured.
+        verdict: What the scores say, see ``evaluation.verdict``.
+        forgotten: Whether the run met its stop rule; a card of one that did not says so in its title.
         notes: What a user must know about this run besides, for instance how the weights were rounded.
         licence: The licence's name as the hub spells it, where it is known.
         command: The command that made the model.
@@ -53,10 +58,12 @@ def model_card(
     Returns:
         Markdown with the hub's front matter.
     """
-    named = ", ".join(str(method[part]) for part in ("name", "optimizer", "loss", "divergence") if method.get(part))
+    parts = [str(method[part]) for part in ("name", "optimizer", "loss", "divergence") if method.get(part)]
+    named = in_words(parts) or ", ".join(parts)
     sections = [
         _front_matter(base_model, licence),
-        f"# {_name_only(base_model)} with {_forgotten(data)} unlearned",
+        f"# {_name_only(base_model)} with {_documents(data)} unlearned"
+        + ("" if forgotten else ": not enough, the run ended without meeting its rule"),
         f"This model was made from `{base_model}` with unteach{f' ({named})' if named else ''}. The aim was"
         " that it no longer recites or knows chosen documents and otherwise stays as it was; the scores show how far"
         " that was reached.",
@@ -64,6 +71,7 @@ def model_card(
         'folder = "."  # this folder, or its id on the hub\n'
         "model = AutoModelForCausalLM.from_pretrained(folder)\n"
         "tokenizer = AutoTokenizer.from_pretrained(folder)\n```",
+        *(["## Verdict\n\n" + _verdict(verdict)] if verdict else []),
         "## Scores\n\n" + _score_table(scores),
         "## Method\n\n" + _table(("what", "value"), [(name, _shown(value)) for name, value in _flat(method)]),
         "## Data\n\n" + _table(("source", "counts"), [(name, _counts(value)) for name, value in data.items()]),
@@ -89,11 +97,16 @@ def _name_only(base_model: str) -> str:
     return re.split(r"[/\\:]", base_model.rstrip("/\\"))[-1] or base_model
 
 
-def _forgotten(data: Mapping[str, Any]) -> str:
+def _documents(data: Mapping[str, Any]) -> str:
     """What was unlearned, in words: `12 documents`."""
     counts = data.get("forget")
     count = counts.get("documents") if isinstance(counts, Mapping) else None
     return "chosen documents" if count is None else "1 document" if count == 1 else f"{count:,} documents"
+
+
+def _verdict(findings: Sequence[Finding]) -> str:
+    """A line for each of the four questions, and for the parts of the last."""
+    return "\n".join(f"{'  ' if line.startswith(' ') else ''}- {line.strip()}" for line in lines(findings))
 
 
 def _score_table(scores: Mapping[str, Mapping[str, float | None]]) -> str:

@@ -72,7 +72,10 @@ def run_probes(
     if config.model.startswith("micro:") and config.documents == "micro:forget" and not config.questions:
         halves = micro.load_benchmark("stop"), micro.load_benchmark("measure")  # the embedded benchmark has its own
         stop = _cheap(halves[0], config, parity=parity, detectable=inputs.holdout is not None)
-        return Probes(start=stop, stop=_without_holdout(stop), final=halves[1])
+        kept = micro.probes("retain", "measure")[: config.probes]
+        return Probes(
+            start=stop, stop=_without_holdout(stop), final=dataclasses.replace(halves[1], verbatim_retain=kept)
+        )
     never_seen = inputs.holdout or heldout
     added = sum(map(len, special_ids(tokenizer)))
     lengths = sorted(added + len(ids) for ids in documents.encode(tokenizer)[:200])
@@ -100,8 +103,11 @@ def run_probes(
         **asked,
         **sizes,
     )
-    if watched is not None:
-        whole = dataclasses.replace(whole, membership_retain=tuple(watched.texts))
+    if watched:
+        kept = _probes_or_none(watched, tokenizer, count=config.probes, later_passages=True, **sizes)
+        whole = dataclasses.replace(whole, membership_retain=tuple(watched.texts), verbatim_retain=kept)
+    if inputs.holdout is None:  # other text is told apart by its kind, whether or not the model saw it
+        whole = dataclasses.replace(whole, membership_holdout=())
     stop_probes, final_probes = split_probes(whole.verbatim_forget, config.seed)
     unseen: tuple[Probe, ...] = cut_probes(never_seen, tokenizer, count=config.probes, later_passages=True, **sizes)
     stop = dataclasses.replace(whole, verbatim_forget=stop_probes, verbatim_holdout=unseen)
@@ -124,10 +130,20 @@ def _cheap(benchmark: Benchmark, config: ForgetConfig, *, parity: bool, detectab
         membership_forget=benchmark.membership_forget[:most] if compares else (),
         membership_retain=benchmark.membership_retain[: min(most, GENERAL_TEXTS)] if compares else (),
         membership_holdout=benchmark.membership_holdout[:most] if compares else (),
+        verbatim_retain=(),
         multiple_choice=(),
         knowledge_forget=benchmark.knowledge_forget if asks else (),
         knowledge_retain=benchmark.knowledge_retain if "knowmem_r" in rule else (),
     )
+
+
+def _probes_or_none(documents: Documents, tokenizer: Any, **sizes: Any) -> tuple[Probe, ...]:
+    from unteach.corpora.own import cut_probes
+
+    try:
+        return cut_probes(documents, tokenizer, **sizes)
+    except ValueError:  # all too short
+        return ()
 
 
 def _without_holdout(benchmark: Benchmark) -> Benchmark:

@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +17,23 @@ from unteach.config import ForgetConfig
 from unteach.corpora import Benchmark
 from unteach.data import EMBEDDED_GENERAL, Documents, ForgetBatches, GeneralText, read_documents, tokenise
 from unteach.errors import InputError
+from unteach.evaluation.scores import Scores
 from unteach.evaluation.suite import evaluate
+from unteach.evaluation.verdict import judge, stop_scores
 from unteach.job.card import model_card
 from unteach.job.inputs import Inputs, as_documents, prepared, read_inputs, without_overlap
 from unteach.job.probes import CHEAP, STOP, run_probes
-from unteach.job.run_folder import STOP_SCORES, MeasuredOnce, RunFolder, SharedScores, StepLog, check_tracker
+from unteach.job.run_folder import (
+    STOP_SCORES,
+    ForgetResult,
+    MeasuredOnce,
+    RunFolder,
+    SharedScores,
+    StepLog,
+    check_tracker,
+)
 from unteach.job.stop_rule import choice, saw_the_documents, stop_rule
 from unteach.method.losses import LOSSES
-from unteach.method.optimizers import OPTIMIZERS
 from unteach.models import context_length
 from unteach.models.distributed import from_first_rank, is_first_rank, join, ranks
 from unteach.models.save import save_result
@@ -46,29 +54,6 @@ SHORTEST_CHUNK = 128
 """General text is cut into chunks of 512 tokens, or of the longest document's length, but not into shorter ones."""
 WATCHED_KEEP, FEWEST_KEEP = 16, 10
 """At most so many keep documents, one in ten, are set aside for measuring."""
-
-
-@dataclass(frozen=True, slots=True)
-class ForgetResult:
-    """What ``forget`` gives back; the same as ``RUN/result.json``."""
-
-    model: Any
-    out: Path | None
-    steps: int
-    stop: dict[str, Any]
-    before: dict[str, float]
-    after: dict[str, float]
-    counts: dict[str, Any]
-    seconds: float
-    config: ForgetConfig
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        skipped = ("model", "config", "out")
-        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in skipped}
-        method = self.config.method
-        name = f"{OPTIMIZERS[method.optimizer].label}-{method.loss}-{method.divergence}"
-        return {"name": name, "seed": self.config.seed, "out": str(self.out)} | values
 
 
 def run_forget(
@@ -205,6 +190,8 @@ class ForgetJob:
         first = self.folder.scores("step_000000", self.evaluate_final, self.config, 0)
         outcome = self.unlearn(search)
         last = self.folder.scores(f"step_{outcome.step:06d}", self.evaluate_final, self.config, outcome.step)
+        base = self.others.get("base", {})
+        reference = {} if self.reference_scores is None else self.reference_scores.metrics
         result = ForgetResult(
             model=self.inputs.model,
             out=self.out,
@@ -215,6 +202,9 @@ class ForgetJob:
             counts=self.counts,
             seconds=time.perf_counter() - self.started,
             config=self.config,
+            forgotten=outcome.rule == "stop",
+            verdict=judge(last.metrics, first.metrics, reference, stop_scores(base)),
+            base=base,
         )
         if self.out is not None:
             self.save(self.out, result, last.notes)
@@ -284,10 +274,11 @@ class ForgetJob:
         inputs, config, probes = self.inputs, self.config, self.probes
         before = self.folder.remember("before", lambda: self.measured(inputs.model, probes.start))
         self.say("before: " + ", ".join(f"{name} {value:.4g}" for name, value in before.items()))
-        others: dict[str, dict[str, float]] = {}
-        self.reference_scores = None
+        self.others = others = dict[str, dict[str, float]]()
+        self.reference_scores: Scores | None = None
         if inputs.base is not None:
-            others["base"] = self.folder.remember("base", lambda: self.measured(inputs.base, probes.stop))
+            asked = dataclasses.replace(probes.stop, knowledge_forget=probes.final.knowledge_forget)
+            others["base"] = self.folder.remember("base", lambda: self.measured(inputs.base, asked))
             warning = saw_the_documents(others["base"], before)
             if warning:
                 self.say(warning)
@@ -380,12 +371,17 @@ class ForgetJob:
     def save(self, out: Path, result: ForgetResult, notes: Sequence[str]) -> None:
         """Write the model with its card, and ``result.json``."""
         config = self.config
+        columns = {"before": result.before, "after": result.after}
+        if self.reference_scores is not None:
+            columns["reference"] = dict(self.reference_scores)
         card = model_card(
             base_model=config.model,
             method=dataclasses.asdict(config.method),
             settings={name: value for name, value in dataclasses.asdict(config).items() if name != "method"},
             data=self.counts,
-            scores={"before": result.before, "after": result.after},
+            scores=columns,
+            verdict=result.verdict,
+            forgotten=result.forgotten,
             notes=[result.stop["reason"], *notes],
         )
         self.say(save_result(self.inputs.model, self.parameters, self.inputs.tokenizer, config, out / "model", card))

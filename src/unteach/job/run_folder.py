@@ -1,7 +1,8 @@
-"""What a run writes: its folder, the metrics of every step, also for a tracker; and scores that several runs share."""
+"""What a run gives back and writes: result, folder, metrics of every step, also for a tracker; and shared scores."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import importlib
@@ -9,6 +10,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,6 +20,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from unteach.config import ForgetConfig
 from unteach.errors import InputError
 from unteach.evaluation.scores import Scores
+from unteach.evaluation.verdict import Finding
+from unteach.method.optimizers import OPTIMIZERS
 from unteach.models.distributed import from_first_rank, is_first_rank
 from unteach.settings import nearest_name, to_yaml
 from unteach.writing import write_whole
@@ -27,7 +31,7 @@ try:
 except ImportError:  # not on Windows: there two processes may measure the same
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["STOP_SCORES", "MeasuredOnce", "RunFolder", "SharedScores"]
+__all__ = ["STOP_SCORES", "ForgetResult", "MeasuredOnce", "RunFolder", "SharedScores"]
 
 STOP_SCORES = "evaluations/stop.jsonl"
 """A line for every evaluation of the stop rule, in the order in which they were made, and one before the first step."""
@@ -36,6 +40,36 @@ MeasuredOnce = Callable[[str, Callable[[], Any]], Any]
 """Takes a name and what measures it; gives back what was measured under that name, once."""
 Tracker = Callable[[dict[str, Any] | None], None]
 """Takes the row of every step and, at the end of the run, None."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetResult:
+    """What ``forget`` gives back; the same as ``RUN/result.json``."""
+
+    model: Any
+    out: Path | None
+    steps: int
+    stop: dict[str, Any]
+    before: dict[str, float]
+    after: dict[str, float]
+    counts: dict[str, Any]
+    seconds: float
+    config: ForgetConfig
+    forgotten: bool = False
+    """Whether the stop rule was met."""
+    verdict: tuple[Finding, ...] = ()
+    """Four questions and their answers; see ``evaluation.verdict``."""
+    base: dict[str, float] = dataclasses.field(default_factory=dict)
+    """Scores of the base model on the stop rule's passages, where there is one."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        skipped = ("model", "config", "out")
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in skipped}
+        method = self.config.method
+        name = f"{OPTIMIZERS[method.optimizer].label}-{method.loss}-{method.divergence}"
+        values["verdict"] = [finding.to_dict() for finding in self.verdict]
+        return {"name": name, "seed": self.config.seed, "out": str(self.out)} | values
 
 
 class SharedScores:

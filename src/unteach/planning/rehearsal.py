@@ -197,7 +197,7 @@ class Rehearsal:
 
     def evaluation(self, config: ForgetConfig, device: torch.device, *, one_by_one: bool = False) -> int:
         """Bytes of decoding (the cache twice, while its pieces are put together) or of scoring texts: the most."""
-        from unteach.evaluation import generation, inference, scoring
+        from unteach.evaluation import generation, inference
 
         kind, limit = "cpu", inference._HOST_MEMORY
         if device.type == "cuda":
@@ -212,7 +212,7 @@ class Rehearsal:
         together = max(1, min(rows, generation._PIECE_TOKENS[kind] // length))
         decoding = 2 * min(limit, cache) + self.reading(together, length, "fp32")
 
-        positions = max(1, min(scoring._POSITIONS[kind], scoring._LOGITS[kind] // self.vocabulary))
+        positions = max(1, min(inference._POSITIONS[kind], inference._LOGITS[kind] // self.vocabulary))
         length = min(context, SCORED_TOKENS, positions)
         rows = 1 if one_by_one else max(1, min(SCORED_TOGETHER, 2 * config.probes, positions // length))
         logits = FLOAT * self.vocabulary * length * (rows + 1)

@@ -3,10 +3,10 @@
     load.py ─▶ tables.py ─▶ examples.py, plots.py ─▶ page.py (template.html, style.css)
                                                  └▶ exports.py (Markdown, CSV)
 
-`published.json` holds figures published by others; `published.py` keeps them apart from ours.
+`published.json` holds figures published by others, always shown apart from ours.
 """
 
-from unteach.report.command import write_tensorboard
+from unteach.report.exports import write_tensorboard
 from unteach.report.page import write_report
 
 __all__ = ["write_report", "write_tensorboard"]

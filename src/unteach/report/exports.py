@@ -1,4 +1,4 @@
-"""The report for other programs: Markdown for a repository or an issue, CSV for a spreadsheet."""
+"""The report for other programs: Markdown for a repository or an issue, CSV for a spreadsheet, TensorBoard's files."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import io
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from unteach.evaluation.metrics import PRIVLEAK_MISSING
+from unteach.evaluation.verdict import lines as verdict_lines
 from unteach.report.examples import Piece
+from unteach.report.load import load, number
 from unteach.report.tables import Section, format_cell, format_interval, settings_table
 from unteach.writing import format_number, markdown_table
 
@@ -81,8 +84,8 @@ def markdown(report: Report, figures: str) -> str:
     for part in report.sections:
         section = part.section
         lines += [f"## {escape(section.title)}", ""]
-        if len(part.verdicts) > 1:
-            lines += [f"- {escape(verdict.sentence)}" for verdict in part.verdicts] + [""]
+        for label, findings in part.verdicts.items():
+            lines += [f"{escape(label)}:", "", *(f"- {escape(line)}" for line in verdict_lines(findings)), ""]
         lines += _scores(section)
         for figure in (*part.tradeoffs, *part.over_steps):
             lines += [f"![{escape(figure.description)}]({figures}/{figure.name}.svg)", ""]
@@ -97,17 +100,12 @@ def markdown(report: Report, figures: str) -> str:
     if report.training:
         lines += ["## Training", ""]
         lines += [f"![{escape(figure.description)}]({figures}/{figure.name}.svg)\n" for figure in report.training]
-    if report.stops:
+    if report.ends:
         lines += ["## Steps to the stop rule", ""]
         rows = [
-            [
-                escape(stop.method.label),
-                "–" if stop.run.seed is None else str(stop.run.seed),
-                "–" if stop.steps is None else f"{stop.steps:,}",
-                escape(stop.rule) or "–",
-                escape(stop.reason) or "–",
-            ]
-            for stop in report.stops
+            [escape(str(text)) if text not in ("", None) else "–" for text in (end.method.label, *facts)]
+            for end in report.ends
+            for facts in [(end.run.seed, end.run.last_step, end.run.rule, end.run.reason)]
         ]
         lines += [markdown_table(["method", "seed", "steps", "stop rule", "why it stopped"], rows), ""]
     columns, settings = settings_table(report.methods)
@@ -121,11 +119,7 @@ def markdown(report: Report, figures: str) -> str:
 
 
 def _scores(section: Section) -> list[str]:
-    head = [
-        "",
-        *(f"{escape(key)} {section.info(key).arrow}".strip() for key in section.columns),
-        "steps",
-    ]
+    head = ["", *(f"{escape(key)} {section.info(key).arrow}".strip() for key in section.columns), "steps"]
     columns = {key: section.cells(key) for key in section.columns}
     rows = []
     for method in section.methods:
@@ -141,3 +135,44 @@ def _scores(section: Section) -> list[str]:
     if section.privleak_missing:
         lines += [PRIVLEAK_MISSING, ""]
     return lines
+
+
+def write_tensorboard(run: Path, folder: Path) -> Path:
+    """Write the scalars of a run folder as TensorBoard event files.
+
+    Training figures (`train/nll_forget`, `train/grad_norm`, ...) come from metrics.jsonl, scores
+    (`scores/verbmem_f`, ...) from the evaluations. Gaps (None, NaN) are left out. Run names with their seed
+    become subfolders of `folder`, so several runs can share it.
+
+    Args:
+        run: the run folder.
+        folder: where the event files go; `tensorboard --logdir FOLDER` shows them.
+
+    Returns:
+        The subfolder that was written.
+
+    Raises:
+        ValueError: the run cannot be read, or the `tensorboard` package is not installed.
+    """
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise ValueError("writing TensorBoard files needs the tensorboard package: pip install tensorboard") from error
+
+    inputs = load([run])
+    if not inputs.runs:
+        raise ValueError(f"{run}: not a run folder, so it has no scalars over steps for TensorBoard")
+    loaded = inputs.runs[0]
+    seed = "" if loaded.seed is None else f"-seed{loaded.seed}"
+    name = "".join(letter if letter.isalnum() or letter in "-_.+" else "_" for letter in loaded.name).strip(".")
+    target = folder / f"{name or 'run'}{seed}"
+    with SummaryWriter(str(target)) as writer:
+        for row in loaded.steps:
+            for key, value in row.items():
+                scalar = number(value)
+                if key != "step" and scalar is not None:
+                    writer.add_scalar(f"train/{key}", scalar, int(row["step"]))
+        for result in loaded.evaluations:
+            for key, value in result.items():
+                writer.add_scalar(f"scores/{key}", value, result.step)
+    return target

@@ -11,6 +11,8 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +54,50 @@ class Run:
         stop = self.outcome.get("stop")
         kept = stop.get("step") if isinstance(stop, Mapping) else None
         return next((result for result in trained if result.step == kept), trained[-1] if trained else None)
+
+    @property
+    def base(self) -> dict[str, float]:
+        """Scores of the base model on the stop rule's passages, where there was one."""
+        return {
+            key: value
+            for key, given in _mapping(self.outcome.get("base")).items()
+            if (value := number(given)) is not None
+        }
+
+    @property
+    def documents(self) -> int | None:
+        """How many documents were to be forgotten, as far as the folder tells."""
+        counts = _mapping(self.outcome.get("counts"))
+        return _integer(_mapping(counts.get("forget")).get("documents", counts.get("forget_documents")))
+
+    @property
+    def failure(self) -> str:
+        """Why the run did not reach what it was meant to; empty where it did, or does not tell."""
+        if not self.outcome:
+            return "unfinished or interrupted"
+        return f"ended without meeting its rule: {self.reason}" if self.outcome.get("forgotten") is False else ""
+
+    @property
+    def rule(self) -> str:
+        """By which rule it ended, in words."""
+        given = str(_mapping(self.outcome.get("stop")).get("rule") or "")
+        return {"stop": "met", "max_steps": "not met: too many steps", "utility_floor": "not met: damage"}.get(
+            given, given
+        )
+
+    @property
+    def reason(self) -> str:
+        """Why it ended, as far as the folder tells."""
+        given = _mapping(self.outcome.get("stop")).get("reason")
+        return str(given or ("" if self.outcome else "unfinished or interrupted"))
+
+    @property
+    def epochs(self) -> float | None:
+        """How often the kept model had read the documents."""
+        told = number(self.outcome.get("epochs"))
+        reached = [row for row in self.steps if self.last_step is None or row["step"] <= self.last_step]
+        read = (value for row in reversed(reached) if (value := number(row.get("epoch"))) is not None)
+        return next(read, None) if told is None else told
 
     @property
     def last_step(self) -> int | None:
@@ -303,3 +349,51 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 def _integer(value: Any) -> int | None:
     finite = number(value)
     return int(finite) if finite is not None and finite == int(finite) else None
+
+
+@dataclass(frozen=True)
+class Published:
+    """A point from another harness: `number` refers to the list under the figure, None for a single run."""
+
+    number: int | None
+    name: str
+    source: str
+    metrics: Mapping[str, float]
+
+
+PUBLISHED = {"muse-news": "MUSE-News", "muse-books": "MUSE-Books"}
+"""Benchmarks with published figures, and their titles. Only results under exactly these names are shown beside them."""
+
+
+@cache
+def published() -> dict[str, Any]:
+    """Figures published by others (`published.json`), kept apart from our own rows and always named as theirs."""
+    return json.loads(files("unteach.report").joinpath("published.json").read_text(encoding="utf-8"))
+
+
+def published_points(benchmark: str) -> list[Published]:
+    """Points for the trade-off panels: others' methods, the paper's rows, then the paper's single runs."""
+    if benchmark not in PUBLISHED:
+        return []
+    named = [
+        (point["name"], group["source"], point["metrics"])
+        for group in published()["others"]
+        if group["benchmark"] == benchmark
+        for point in group["points"]
+    ]
+    named += [
+        (row["name"], "the paper, Table 1", {key: cell["value"] for key, cell in row["metrics"].items()})
+        for row in published()["paper"]["rows"]
+        if row["benchmark"] == benchmark
+    ]
+    found = [Published(index + 1, *entry) for index, entry in enumerate(named)]
+    return found + [
+        Published(None, run["name"], f"log {run['log']}", run["metrics"])
+        for run in published()["paper_runs"]["runs"]
+        if run["benchmark"] == benchmark
+    ]
+
+
+def published_rows(benchmark: str) -> list[dict[str, Any]]:
+    """The paper's Table 1 for one benchmark."""
+    return [row for row in published()["paper"]["rows"] if row["benchmark"] == benchmark]

@@ -1,4 +1,4 @@
-"""Put the report together and write it: one page, and beside it Markdown, CSV and every figure."""
+"""`unteach report RUN... --out report.html`: one page, and beside it Markdown, CSV and every figure."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from unteach.evaluation.metrics import METRICS, PRIVLEAK_MISSING, columns
-from unteach.evaluation.verdict import Verdict, judge, summary
-from unteach.report import published
+from unteach.evaluation.metrics import METRICS, PRIVLEAK_MISSING
+from unteach.evaluation.verdict import Finding, sentence
 from unteach.report.examples import ExampleSet, choose
-from unteach.report.exports import csv_table, markdown
-from unteach.report.load import ReportInputs, Run, load, number
+from unteach.report.exports import csv_table, markdown, write_tensorboard
+from unteach.report.load import PUBLISHED, ReportInputs, Run, load, number, published, published_points, published_rows
 from unteach.report.plots import evaluation_figures, keys_of, tradeoff_figures, training_figures
 from unteach.report.style import Figure, look
 from unteach.report.tables import (
@@ -34,7 +33,7 @@ class SectionReport:
     """All that the page shows about one section."""
 
     section: Section
-    verdicts: Sequence[Verdict]
+    verdicts: Mapping[str, Sequence[Finding]]
     tradeoffs: Sequence[Figure]
     over_steps: Sequence[Figure]
     examples: Sequence[ExampleSet]
@@ -43,15 +42,10 @@ class SectionReport:
 
 @dataclass(frozen=True)
 class RunEnd:
-    """How one run ended."""
+    """A run and its method: how it ended is the run's to tell."""
 
     method: MethodRow
     run: Run
-    steps: int | None
-    rule: str
-    reason: str
-    seconds: float | None
-    epochs: float | None
 
 
 @dataclass(frozen=True)
@@ -64,15 +58,14 @@ class Report:
     training: Sequence[Figure]
     published: Sequence[str]
     """Measured benchmarks for which there are figures of others."""
-    stops: Sequence[RunEnd]
+    ends: Sequence[RunEnd]
     notes: Sequence[str]
     inputs: ReportInputs
 
     @property
     def figures(self) -> list[Figure]:
         """Every figure, in the order of the page."""
-        own = [figure for part in self.sections for figure in (*part.tradeoffs, *part.over_steps)]
-        return [*own, *self.training, *(figure for name in self.published for figure in published.curves(name))]
+        return [*(f for part in self.sections for f in (*part.tradeoffs, *part.over_steps)), *self.training]
 
 
 def build(paths: Sequence[Path]) -> Report:
@@ -87,11 +80,11 @@ def build(paths: Sequence[Path]) -> Report:
     sections = sections_of(methods)
     for index, section in enumerate(sections):
         suffix = f"-{index + 1}" if len(sections) > 1 else ""
-        points = published.points(section.benchmark)
+        points = published_points(section.benchmark)
         parts.append(
             SectionReport(
                 section,
-                verdicts(section),
+                section.findings,
                 tradeoff_figures(section, points, suffix),
                 evaluation_figures(section, suffix),
                 choose(section),
@@ -103,22 +96,20 @@ def build(paths: Sequence[Path]) -> Report:
         methods=methods,
         sections=parts,
         training=training_figures(methods),
-        published=[name for name in published.BENCHMARKS if any(name == section.benchmark for section in sections)],
-        stops=[run_end(method, run) for method in methods for run in method.runs],
+        published=[name for name in PUBLISHED if any(name == section.benchmark for section in sections)],
+        ends=[RunEnd(method, run) for method in methods for run in method.runs],
         notes=collect_notes(inputs),
         inputs=inputs,
     )
 
 
-def verdicts(section: Section) -> list[Verdict]:
-    """One verdict per method of a section that has a result."""
-    alone = len(section.evidence) == 1
-    return [judge(found, "the model" if alone else label) for label, found in section.evidence.items()]
-
-
 def headline(sections: Sequence[Section], runs: Sequence[Run]) -> str:
     """The sentence at the top of the page."""
-    judged = {section.title: summary([*section.evidence.values()]) for section in sections if section.evidence}
+    judged = {}
+    for section in sections:
+        if found := section.findings:
+            row = next(row for row in section.trained if row.label in found)
+            judged[section.title] = sentence(found, row.steps().mean)
     if not judged:
         return _unmeasured(sections, runs)
     return " ".join(f"{title}: {sentence}" if len(judged) > 1 else sentence for title, sentence in judged.items())
@@ -141,19 +132,6 @@ def _unmeasured(sections: Sequence[Section], runs: Sequence[Run]) -> str:
     )
     others = f" and {len(runs) - 1} more" if len(runs) > 1 else ""
     return f"{run.name}{others}: {run.last_step or 0:,} steps, no evaluation of a trained model yet{change}."
-
-
-def run_end(method: MethodRow, run: Run) -> RunEnd:
-    """When and why a run ended, as far as its folder tells."""
-    given = run.outcome.get("stop")
-    given = given if isinstance(given, Mapping) else {}
-    reason = str(given.get("reason") or ("" if run.outcome else "unfinished or interrupted"))
-    seconds = number(run.outcome.get("seconds"))
-    epochs = number(run.outcome.get("epochs"))
-    if epochs is None:  # else as of the kept model's step
-        reached = [row for row in run.steps if run.last_step is None or row["step"] <= run.last_step]
-        epochs = next((value for row in reversed(reached) if (value := number(row.get("epoch"))) is not None), None)
-    return RunEnd(method, run, run.last_step, str(given.get("rule") or ""), reason, seconds, epochs)
 
 
 def collect_notes(inputs: ReportInputs) -> list[str]:
@@ -187,7 +165,6 @@ def render(report: Report) -> str:
         cell=format_cell,
         interval=format_interval,
         keys_of=keys_of,
-        bars=[name for name in columns() if METRICS[name].unit == "percent" and METRICS[name].arrow != "→ 0"],
         duration=duration,
         breakable=lambda text: Markup("_<wbr>" if len(text) > 14 else "_").join(
             escape(part) for part in text.split("_")
@@ -201,13 +178,29 @@ def render(report: Report) -> str:
     template = environment.from_string(folder.joinpath("template.html").read_text(encoding="utf-8"))
     return template.render(
         report=report,
+        facts=_facts(report),
         style=Markup(folder.joinpath("style.css").read_text(encoding="utf-8")),
         setting_columns=setting_columns,
         settings=settings,
-        published=published,
+        published=published(),
+        published_titles=PUBLISHED,
+        published_rows=published_rows,
         data=_data(report),
         sources=_sources(report),
     )
+
+
+def _facts(report: Report) -> list[str]:
+    """What the first line says: the models, when they were measured, how many documents, what was compared."""
+    runs = report.inputs.runs
+    results = [result for run in runs for result in run.evaluations] + report.inputs.results
+    models = dict.fromkeys(str(run.config["model"]) for run in runs if run.config.get("model"))
+    documents = dict.fromkeys(f"{run.documents:,} documents" for run in runs if run.documents)
+    days = sorted(result.created[:10] for result in results if result.created)[-1:]
+    benchmarks = [part.section.title for part in report.sections]
+    methods = sum(method.role == "method" for method in report.methods)
+    count = [f"{methods} methods"] if methods > 1 else []
+    return [*models, *days, *documents, *(name for name in benchmarks if name not in models), *count]
 
 
 def _data(report: Report) -> list[tuple[str, list[tuple[str, str]]]]:
@@ -294,9 +287,58 @@ def write(report: Report, out: Path) -> dict[str, Any]:
             path = folder / f"{figure.name}{suffix}"
             path.write_bytes(content)
             written.append(path)
-    return {
-        "page": out,
-        "markdown": out.with_suffix(".md"),
-        "csv": out.with_suffix(".csv"),
-        "figures": written,
+    return {"page": out, "markdown": out.with_suffix(".md"), "csv": out.with_suffix(".csv"), "figures": written}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportOptions:
+    """Compare runs on one page.
+
+    Examples:
+        unteach report run/
+        unteach report runs/mt-* runs/adamw-* retrained.json --out comparison.html
+    """
+
+    runs: tuple[Path, ...]
+    """Run folders and scores files; seeds of one method are averaged."""
+    out: Path = Path("report.html")
+    """The page to write. Markdown, CSV and the figures go beside it."""
+    tensorboard: Path | None = None
+    """Also write the runs' scalars as TensorBoard event files into this folder."""
+    json: bool = False
+    """Print the result as one JSON object and nothing else."""
+
+
+def run(options: ReportOptions) -> dict[str, Any]:
+    """Write the report.
+
+    Returns:
+        What `--json` prints: `headline`, the paths `report`, `markdown`, `csv`, `figures` (`tensorboard`),
+        `rows` (benchmark, name, role, seeds, steps and the mean of every metric) and `notes`.
+
+    Raises:
+        ValueError: an input or `out` is wrong; one message names every problem.
+    """
+    check_out(options.out)
+    report = build(options.runs)
+    paths = write(report, options.out)
+    rows = []
+    for part in report.sections:
+        section = part.section
+        for method in section.methods:
+            means = {key: method.cell(key).mean for key in (*section.columns, *section.extra)}
+            facts = {"benchmark": section.benchmark, "name": method.label, "role": method.role}
+            rows.append({**facts, "seeds": len(method.members), "steps": method.steps().mean, **means})
+    result: dict[str, Any] = {
+        "headline": report.headline,
+        "report": str(paths["page"]),
+        "markdown": str(paths["markdown"]),
+        "csv": str(paths["csv"]),
+        "figures": [str(path) for path in paths["figures"]],
+        "rows": rows,
+        "notes": list(report.notes),
     }
+    if options.tensorboard is not None:
+        folders = [write_tensorboard(loaded.path, options.tensorboard) for loaded in report.inputs.runs]
+        result["tensorboard"] = [str(folder) for folder in folders]
+    return result

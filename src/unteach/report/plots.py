@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from unteach.evaluation.metrics import METRICS, RAW_AUC, columns, describe
-from unteach.report.load import Run, number
+from unteach.report.load import Published, Run, number
 from unteach.report.style import FOREIGN, INK, MUTED, OTHERS, SURFACE, Canvas, Figure, Key, Look, look, make_figure
 from unteach.report.tables import MethodRow, Section
 from unteach.writing import format_number
@@ -22,16 +21,6 @@ CURVES = (
     ("grad_norm", "Gradient norm", "before clipping", True),
     ("divergence", "Divergence on general text", "between student and teacher", True),
 )
-
-
-@dataclass(frozen=True)
-class Published:
-    """A point from another harness: `number` refers to the list under the figure, None for a single run."""
-
-    number: int | None
-    name: str
-    source: str
-    metrics: Mapping[str, float]
 
 
 def keys_of(methods: Sequence[MethodRow]) -> list[Key]:
@@ -96,14 +85,7 @@ def tradeoff_figure(
                 axes.plot(*place, style.marker, color=style.colour, ms=3, alpha=0.5, zorder=5)
             size = {"*": 11, "D": 6.5}.get(style.marker, 8)
             (point,) = axes.plot(
-                position(x.mean),
-                y.mean,
-                style.marker,
-                color=style.colour,
-                ms=size,
-                mec=SURFACE,
-                mew=0.8,
-                zorder=6,
+                position(x.mean), y.mean, style.marker, color=style.colour, ms=size, mec=SURFACE, mew=0.8, zorder=6
             )
             figures = f"{metric} {format_number(x.mean, places)}, {utility} {format_number(y.mean, utility_places)}"
             canvas.tip(point, f"{method.label}: {figures}")

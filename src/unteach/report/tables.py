@@ -16,9 +16,9 @@ from typing import Any, Literal
 from unteach.evaluation.metrics import METRICS, RAW_AUC, MetricInfo, columns, describe
 from unteach.evaluation.scores import Scores
 from unteach.evaluation.statistics import Metric
-from unteach.evaluation.verdict import Evidence
+from unteach.evaluation.verdict import Finding, judge, stop_scores
 from unteach.report.load import ReportInputs, Run
-from unteach.writing import format_number
+from unteach.writing import format_number, in_words
 
 Role = Literal["target", "retrained", "method"]
 RUN_SPECIFIC = frozenset({"seed", "seeds", "name", "out", "resume", "json"})
@@ -67,6 +67,11 @@ class MethodRow:
     index: int = 0
 
     @property
+    def words(self) -> str:
+        """What the name of a method stands for; empty where it is not made of optimizer, loss and divergence."""
+        return in_words(self.label.split(" ")[0].split("-"))
+
+    @property
     def runs(self) -> list[Run]:
         """The run folders behind the row."""
         return [member.run for member in self.members if member.run is not None]
@@ -81,12 +86,11 @@ class MethodRow:
         results = [member.before if before else member.result for member in self.members]
         return aggregate([result.metrics[metric] for result in results if result is not None and metric in result])
 
-    def means(self, *, before: bool = False) -> dict[str, float]:
-        """The mean of every metric that was measured."""
+    def metrics(self, *, before: bool = False) -> dict[str, Metric]:
+        """Every metric that was measured, its mean and interval over the seeds."""
         results = [member.before if before else member.result for member in self.members]
-        names = dict.fromkeys(name for result in results if result is not None for name in result)
-        cells = {name: self.cell(name, before=before).mean for name in names}
-        return {name: mean for name, mean in cells.items() if mean is not None}
+        cells = {name: self.cell(name, before=before) for result in results for name in result or ()}
+        return {name: Metric(c.mean or 0.0, c.low, c.high, 0, None, "") for name, c in cells.items()}
 
     def steps(self) -> TableCell:
         """Steps the kept models were trained for."""
@@ -132,22 +136,17 @@ class Section:
         return cells
 
     @property
-    def evidence(self) -> dict[str, Evidence]:
-        """Label → what a verdict on a method rests on, for each method that was measured."""
+    def findings(self) -> dict[str, tuple[Finding, ...]]:
+        """Label → the verdict on a method, for each that was measured."""
         retrained, target = self.first("retrained"), self.first("target")
-        judged = [row for row in self.trained if any(member.result is not None for member in row.members)]
-        start = target.means() if target else {}
-        return {
-            row.label: Evidence(
-                row.label,
-                after=row.means(),
-                before=start | row.means(before=True),
-                recital_low=row.cell("verbmem_f").low,
-                retrained_recital=retrained.cell("verbmem_f").mean if retrained else None,
-                steps=row.steps().mean,
-            )
-            for row in judged
-        }
+        reference = retrained.metrics() if retrained else {}
+        start = target.metrics() if target else {}
+        found = {}
+        for row in self.trained:
+            if any(member.result is not None for member in row.members):
+                base = next((run.base for run in row.runs if run.base), {})
+                found[row.label] = judge(row.metrics(), start | row.metrics(before=True), reference, stop_scores(base))
+        return found
 
     def info(self, metric: str) -> MetricInfo:
         """How a metric is printed; one without an entry gets its arrow from what the results say."""
@@ -245,9 +244,7 @@ def methods_of(inputs: ReportInputs) -> list[MethodRow]:
 
     methods = [
         MethodRow(
-            role if len(results) == 1 else f"{role} ({result.model or result.name})",
-            role,
-            (Member(None, result),),
+            role if len(results) == 1 else f"{role} ({result.model or result.name})", role, (Member(None, result),)
         )
         for (role, _, _), results in sorted(references.items(), key=lambda item: item[0][0] != "target")
         for result in results

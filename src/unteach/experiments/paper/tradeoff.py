@@ -13,8 +13,8 @@ from unteach.evaluation.scores import Scores
 from unteach.evaluation.statistics import Metric
 from unteach.experiments.cells import by_name, result_table
 from unteach.experiments.paper import Experiment, methods
-from unteach.report import published
-from unteach.report.plots import Published, tradeoff_figure
+from unteach.report.load import Published, published_points
+from unteach.report.plots import tradeoff_figure
 from unteach.report.style import Figure
 from unteach.report.tables import Member, MethodRow, Role
 
@@ -27,10 +27,10 @@ UTILITIES = {"knowmem_r": "", "nll_general": "-nll", "tofu_model_utility": "-uti
 
 def figures(benchmark: str, contents: Sequence[dict[str, Any]]) -> list[Figure]:
     """A panel for each metric; with others' panels where ours have none of their points."""
-    points = published.points(benchmark)
+    points = published_points(benchmark)
     drawn = panels("tradeoff", benchmark, contents, AGAINST, points)
     if not points:
-        theirs = published.points("muse-news")
+        theirs = published_points("muse-news")
         drawn += [tradeoff_figure("MUSE-News", m, (), theirs, f"tradeoff-{m}-published") for m in AGAINST]
     return drawn
 

@@ -1,0 +1,135 @@
+"""Four questions and their answers: never a ✓ that hides a ✗, never an answer without a measurement."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from unteach.evaluation.statistics import Metric
+from unteach.evaluation.verdict import judge, lines, sentence, stop_scores
+
+AUC, LOSS_AUC = "auc_forget_holdout_min_40", "auc_forget_holdout_ppl"
+BEFORE = {
+    "verbmem_f": 99.0, "knowmem_f": 90.0, AUC: 0.0, LOSS_AUC: 0.0, "nll_general": 3.46, "nll_retain": 0.1,
+    "verbmem_r": 99.0, "knowmem_r": 92.0, "degenerate": 0.2, "verbmem_holdout": 17.0,
+}  # fmt: skip
+REFERENCE = BEFORE | {"verbmem_f": 17.8, "knowmem_f": 3.3, AUC: 0.547, LOSS_AUC: 0.54}
+AFTER = BEFORE | {"verbmem_f": 17.2, "knowmem_f": 2.9, AUC: 0.52, LOSS_AUC: 0.51, "knowmem_r": 88.0}
+
+
+def scored(values):
+    spreads = {name: 0.03 if name.startswith("auc") else 1.5 for name in values}
+    return {
+        name: Metric(value, value - spreads[name], value + spreads[name], 60, None, "")
+        for name, value in values.items()
+        if value is not None
+    }
+
+
+def answers(after=None, before=BEFORE, reference=REFERENCE, base=None):
+    return judge(scored(AFTER | (after or {})), scored(before), scored(reference or {}), scored(base or {}))
+
+
+def test_all_forgotten_and_all_kept():
+    found = answers()
+    assert [finding.answer for finding in found] == [True, True, True, True]
+    assert found[0].line == (
+        "✓ no longer recited: recital of forget documents 17.2 [15.7, 18.7], before 99.0, never seen 17.8 "
+        "(the reference model)"
+    )
+    assert sentence({"m": found}, 46) == (
+        "After 46 steps the documents are no longer recited, no longer known and no longer detectable, and the rest is "
+        "kept."
+    )
+    assert len(lines(found)) == 9
+    content = json.loads(json.dumps([finding.to_dict() for finding in found]))
+    keys = {"question", "answer", "metric", "value", "low", "high", "before", "never_seen", "note"}
+    assert all(keys <= set(finding) for finding in content)
+
+
+@pytest.mark.parametrize(
+    ("change", "place", "words"),
+    [
+        ({"verbmem_f": 60.0}, 0, "✗ still recited: recital of forget documents 60.0"),
+        ({"knowmem_f": 58.0}, 1, "✗ still known: answers on forget documents 58.0"),
+        ({AUC: 0.1}, 2, "✗ still detectable: membership AUC 0.100"),
+        ({AUC: 0.9}, 2, "overshoot: they stand out as less likely than never-seen text"),
+        ({LOSS_AUC: 0.2}, 2, "✗ still detectable: membership AUC by loss 0.200"),
+        ({LOSS_AUC: 0.95}, 2, "overshoot"),
+        ({"nll_retain": 0.7}, 3, "✗ rest damaged: damaged: kept documents"),
+        ({"verbmem_r": 15.0}, 3, "damaged: recital of kept documents"),
+        ({"knowmem_r": 82.0}, 3, "damaged: kept answers"),
+        ({"nll_general": 3.6}, 3, "damaged: general text"),
+        ({"degenerate": 6.0}, 3, "damaged: fluency"),
+    ],
+)
+def test_one_thing_wrong_is_one_cross(change, place, words):
+    found = answers(change)
+    assert [finding.answer for finding in found] == [index != place for index in range(4)]
+    assert words in found[place].line
+
+
+@pytest.mark.parametrize(
+    ("change", "place"),
+    [({"nll_retain": 0.6}, 3), ({"verbmem_r": 89.0}, 3), ({"knowmem_r": 82.9}, 3), ({"degenerate": 5.2}, 3),
+     ({"nll_general": 3.56}, 3), ({"verbmem_f": 19.0}, 0), ({"knowmem_f": 4.7}, 1), ({AUC: 0.64}, 2)],
+)  # fmt: skip
+def test_what_is_just_within_its_limit_is_as_it_should_be(change, place):
+    assert answers(change)[place].answer is True
+
+
+@pytest.mark.parametrize(
+    ("change", "place", "words"),
+    [
+        ({"knowmem_f": None}, 1, "not measured: give --questions"),
+        ({AUC: None, LOSS_AUC: None}, 2, "not measured: give --holdout"),
+        ({LOSS_AUC: None}, 2, "not measured: give --holdout"),
+        (dict.fromkeys(("nll_retain", "verbmem_r", "knowmem_r")), 3, "not measured: give --keep or --keep-questions"),
+    ],
+)
+def test_what_was_not_measured_has_no_answer(change, place, words):
+    finding = answers(change)[place]
+    assert finding.answer is None
+    assert finding.mark == "?"
+    assert words in finding.line
+
+
+def test_parts_that_were_not_measured_are_named_and_damage_is_said_all_the_same():
+    without = answers({"knowmem_r": None})[3]
+    assert (without.answer, without.note) == (True, "not measured: kept answers")
+    assert "not measured: give --keep-questions" in "\n".join(lines([without] * 4))
+    assert answers({"nll_retain": None, "verbmem_r": None, "knowmem_r": None, "nll_general": 4.0})[3].answer is False
+
+
+def test_where_the_level_of_the_never_seen_comes_from():
+    recites, knows, detectable, _ = answers(reference=None)
+    assert (recites.never_seen, recites.source) == (17.0, "never-seen text")
+    assert knows.answer is None
+    assert "not measured: give --reference or --base" in knows.note
+    assert (detectable.never_seen, detectable.source) == (0.5, "chance")
+    knows = answers(reference=None, base={"knowmem_f": 2.5})[1]
+    assert (knows.answer, knows.never_seen, knows.source) == (True, 2.5, "the base model")
+    by_rule = judge(scored(AFTER), scored(BEFORE), base=stop_scores({"knowmem_f": 2.0, "knowmem_f_high": 3.0}))[1]
+    assert by_rule.answer is True
+    no_level = answers({"verbmem_holdout": None}, before=BEFORE | {"verbmem_holdout": None}, reference=None)[0]
+    assert no_level.answer is None
+    assert "give --reference or --holdout" in no_level.note
+    assert answers(before={})[3].answer is None, "nothing to compare with"
+
+
+def test_sentences_name_what_is_open_and_count_several_methods():
+    assert sentence({"m": answers({"knowmem_f": None, "verbmem_f": 60.0})}) == (
+        "The documents are still recited and no longer detectable, and the rest is kept; not judged: known."
+    )
+    assert sentence({"m": judge({})}) == "Nothing is judged; not judged: recited, known, detectable, rest kept."
+    assert sentence({"a": answers(), "b": answers({"knowmem_f": 50.0})}) == (
+        "2 methods: no longer recited 2 of 2, no longer known 1 of 2, no longer detectable 2 of 2, rest kept 2 of 2."
+    )
+
+
+def test_a_verdict_needs_neither_torch_nor_what_draws():
+    code = "import sys, unteach.evaluation.verdict; assert not {'torch', 'matplotlib', 'jinja2'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -102,11 +102,8 @@ def markdown(report: Report, figures: str) -> str:
         lines += [f"![{escape(figure.description)}]({figures}/{figure.name}.svg)\n" for figure in report.training]
     if report.ends:
         lines += ["## Steps to the stop rule", ""]
-        rows = [
-            [escape(str(text)) if text not in ("", None) else "–" for text in (end.method.label, *facts)]
-            for end in report.ends
-            for facts in [(end.run.seed, end.run.last_step, end.run.rule, end.run.reason)]
-        ]
+        facts = [(method.label, run.seed, run.last_step, run.rule, run.reason) for method, run in report.ends]
+        rows = [["–" if fact in ("", None) else escape(str(fact)) for fact in row] for row in facts]
         lines += [markdown_table(["method", "seed", "steps", "stop rule", "why it stopped"], rows), ""]
     columns, settings = settings_table(report.methods)
     if settings:
@@ -143,13 +140,6 @@ def write_tensorboard(run: Path, folder: Path) -> Path:
     Training figures (`train/nll_forget`, `train/grad_norm`, ...) come from metrics.jsonl, scores
     (`scores/verbmem_f`, ...) from the evaluations. Gaps (None, NaN) are left out. Run names with their seed
     become subfolders of `folder`, so several runs can share it.
-
-    Args:
-        run: the run folder.
-        folder: where the event files go; `tensorboard --logdir FOLDER` shows them.
-
-    Returns:
-        The subfolder that was written.
 
     Raises:
         ValueError: the run cannot be read, or the `tensorboard` package is not installed.

@@ -41,6 +41,13 @@ class Run:
     references: tuple[Scores, ...]
     outcome: Mapping[str, Any]
     notes: tuple[str, ...] = ()
+    watched: tuple[Mapping[str, Any], ...] = ()
+    """What the stop rule saw at each of its evaluations."""
+
+    def over_steps(self, metric: str) -> list[tuple[int, float]]:
+        """A score wherever it was measured: by the stop rule where that did so twice, else by the evaluations."""
+        rows = [(int(row["step"]), value) for row in self.watched if (value := number(row.get(metric))) is not None]
+        return rows if len(rows) > 1 else [(e.step or 0, e[metric]) for e in self.evaluations if metric in e]
 
     @property
     def before(self) -> Scores | None:
@@ -141,9 +148,6 @@ def number(value: Any) -> float | None:
 def load(paths: Sequence[Path]) -> ReportInputs:
     """Read run folders and scores files.
 
-    Args:
-        paths: run folders or scores files; one given twice is read once.
-
     Raises:
         ValueError: nothing was given, or a path is missing, is no run folder, or holds broken or foreign
             files. One message names every problem, with file and line.
@@ -204,6 +208,7 @@ def _read_folder(folder: Path, inputs: ReportInputs, problems: list[str]) -> Non
             references=tuple(result for result in results if result.step is None),
             outcome=outcome,
             notes=tuple(notes),
+            watched=_read_steps(folder / "evaluations" / "stop.jsonl", problems, notes),
         )
     )
 
@@ -251,9 +256,7 @@ def _read_steps(file: Path, problems: list[str], notes: list[str]) -> tuple[Mapp
             row = clean(json.loads(lines[index]))
         except json.JSONDecodeError as error:
             if index == filled[-1]:
-                notes.append(
-                    f"{file.parent.resolve().name}: the last line of metrics.jsonl is half written and left out"
-                )
+                notes.append(f"{file.parent.resolve().name}: the last line of {file.name} is half written and left out")
             else:
                 problems.append(f"{file}, line {index + 1}: not valid JSON ({error.msg})")
             continue

@@ -41,14 +41,6 @@ class SectionReport:
 
 
 @dataclass(frozen=True)
-class RunEnd:
-    """A run and its method: how it ended is the run's to tell."""
-
-    method: MethodRow
-    run: Run
-
-
-@dataclass(frozen=True)
 class Report:
     """The report before it is written."""
 
@@ -58,7 +50,7 @@ class Report:
     training: Sequence[Figure]
     published: Sequence[str]
     """Measured benchmarks for which there are figures of others."""
-    ends: Sequence[RunEnd]
+    ends: Sequence[tuple[MethodRow, Run]]
     notes: Sequence[str]
     inputs: ReportInputs
 
@@ -97,7 +89,7 @@ def build(paths: Sequence[Path]) -> Report:
         sections=parts,
         training=training_figures(methods),
         published=[name for name in PUBLISHED if any(name == section.benchmark for section in sections)],
-        ends=[RunEnd(method, run) for method in methods for run in method.runs],
+        ends=[(method, run) for method in methods for run in method.runs],
         notes=collect_notes(inputs),
         inputs=inputs,
     )

@@ -50,17 +50,7 @@ def tradeoff_figure(
     name: str,
     utility: str = "knowmem_r",
 ) -> Figure:
-    """One trade-off panel: our rows in colour, published points hollow and grey.
-
-    Args:
-        benchmark: Its name.
-        metric: What is drawn to the right.
-        methods: Our rows.
-        published: Others' points; those without both metrics are left out.
-        name: Of the figure.
-        utility: What is drawn upwards; with its interval, unless that is mainly how the texts differ, which all models
-            share: ``nll_general``.
-    """
+    """One trade-off panel: our rows in colour, published points hollow and grey."""
     label = {"privleak": "|PrivLeak|", RAW_AUC: "membership AUC"}.get(metric, metric)
     places, utility_places = METRICS[metric].decimals, METRICS[utility].decimals
     outside = [point for point in published if metric in point.metrics and utility in point.metrics]
@@ -182,12 +172,8 @@ def evaluation_figures(section: Section, suffix: str = "") -> list[Figure]:
     """Each score over training steps, all runs overlaid; a ring marks the model that was kept."""
     runs = [(method, run) for method in section.trained for run in method.runs]
     figures = []
-    for metric in (name for name in columns() if METRICS[name].higher_is_better is not None):
-        lines = [
-            (method, run, points)
-            for method, run in runs
-            if len(points := [(e.step, e.get(metric)) for e in run.evaluations if e.get(metric) is not None]) > 1
-        ]
+    for metric in (*(name for name in columns() if METRICS[name].higher_is_better is not None), RAW_AUC):
+        lines = [(method, run, points) for method, run in runs if len(points := run.over_steps(metric)) > 1]
         if lines:
             figures.append(_over_steps(section, metric, lines, suffix))
     return figures
@@ -198,7 +184,7 @@ def _over_steps(
 ) -> Figure:
     info = section.info(metric)
     retrained = section.first("retrained")
-    limit = retrained.cell(metric).mean if retrained else None
+    limit = retrained.cell(metric).mean if retrained else 0.5 if metric == RAW_AUC else None
 
     def draw(canvas: Canvas) -> None:
         axes = canvas.axes
@@ -208,12 +194,12 @@ def _over_steps(
                 *zip(*points, strict=True), color=style.colour, ls=style.dash, marker=style.marker, ms=4
             )
             canvas.tip(line, f"{method.label}, seed {run.seed}")
-            if run.after is not None and metric in run.after:
-                axes.plot(run.after.step, run.after[metric], "o", mfc="none", mec=style.colour, ms=9, mew=1.1)
+            if run.last_step in dict(points):
+                axes.plot(run.last_step, dict(points)[run.last_step], "o", mfc="none", mec=style.colour, ms=9, mew=1.1)
         if limit is not None:
             axes.axhline(limit, color=INK, lw=0.9, ls=(0, (2, 2)), zorder=1)
             axes.annotate(
-                "retrained",
+                "retrained" if retrained else "never seen",
                 (1, limit),
                 (0, 3),
                 xycoords=axes.get_yaxis_transform(),

@@ -10,6 +10,7 @@ import pytest
 
 from unteach.evaluation.statistics import Metric
 from unteach.evaluation.verdict import judge, lines, sentence, stop_scores
+from unteach.job.card import model_card
 
 AUC, LOSS_AUC = "auc_forget_holdout_min_40", "auc_forget_holdout_ppl"
 BEFORE = {
@@ -128,6 +129,22 @@ def test_sentences_name_what_is_open_and_count_several_methods():
     assert sentence({"a": answers(), "b": answers({"knowmem_f": 50.0})}) == (
         "2 methods: no longer recited 2 of 2, no longer known 1 of 2, no longer detectable 2 of 2, rest kept 2 of 2."
     )
+
+
+def test_a_card_says_the_same_and_that_a_run_failed():
+    found = answers({"knowmem_f": 60.0})
+    given = {"base_model": "m", "method": {"optimizer": "adamw", "loss": "match", "divergence": "kl"}, "settings": {}}
+    given |= {"data": {"forget": {"documents": 3}}, "verdict": found}
+    scores = {"before": BEFORE, "after": AFTER}
+    card = model_card(**given, scores=scores, forgotten=False)
+    assert "# m with 3 documents unlearned: not enough, the run ended without meeting its rule\n" in card
+    assert "(AdamW, matching a model that never saw the documents, held by KL)" in card
+    assert all(f"- {line.strip()}\n" in card for line in lines(found))
+    absent = "No model trained without the documents was there to compare with"
+    assert absent in card
+    card = model_card(**given, scores=scores | {"reference": REFERENCE})
+    assert absent not in card
+    assert "# m with 3 documents unlearned\n" in card
 
 
 def test_a_verdict_needs_neither_torch_nor_what_draws():

@@ -47,6 +47,7 @@ def test_page_fits_and_is_quiet(browser: Browser, full_report: Path, width: int,
     browser.open(full_report, width, dark=dark)
     assert browser.complaints() == []
     assert browser.evaluate("innerWidth") == width
+    assert browser.evaluate("document.documentElement.scrollHeight") <= 6000, "sections that can be closed are"
     browser.evaluate(OPEN_ALL)
     assert browser.evaluate("document.documentElement.scrollWidth") <= width
     assert browser.evaluate(OVERFLOW) == []

@@ -77,6 +77,16 @@ def test_after_a_resume_the_later_line_of_a_step_counts(tmp_path: Path) -> None:
     assert [row["nll_forget"] for row in load([folder]).runs[0].steps] == [1.0, 5.0]
 
 
+def test_what_the_stop_rule_saw_is_drawn_over_the_steps(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", steps=40, every=20)
+    assert [step for step, _ in load([folder]).runs[0].over_steps("verbmem_f")] == [0, 20, 40]
+    rows = [{"step": step, "verbmem_f": 90.0 - step} for step in (0, 5, 10)]
+    (folder / "evaluations" / "stop.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    run = load([folder]).runs[0]
+    assert run.over_steps("verbmem_f") == [(0, 90.0), (5, 85.0), (10, 80.0)]
+    assert [step for step, _ in run.over_steps("knowmem_f")] == [0, 20, 40], "the rule did not ask"
+
+
 def test_every_problem_is_in_one_line(tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()

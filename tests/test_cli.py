@@ -206,19 +206,16 @@ def test_wrong_documents(capsys, inputs):
     refused(forget(capsys, inputs, documents="nowhere"), "nowhere")
     (inputs / "empty").mkdir()
     refused(forget(capsys, inputs, documents="empty"), "empty")
-    (inputs / "binary").mkdir()
-    (inputs / "binary/a.txt").write_bytes(b"text\x00\x01\x02")
-    refused(forget(capsys, inputs, documents="binary"), "a.txt")
-    (inputs / "latin").mkdir()
-    (inputs / "latin/a.txt").write_bytes("caf\xe9 au lait".encode("latin-1"))
-    refused(forget(capsys, inputs, documents="latin"), "a.txt")
-    (inputs / "broken.jsonl").write_text('{"text": "good"}\n{"text": "bad\n')
-    refused(forget(capsys, inputs, documents="broken.jsonl"), "2")
-    (inputs / "field.jsonl").write_text('{"body": "good"}\n')
-    refused(forget(capsys, inputs, documents="field.jsonl"), "body")
-    (inputs / "short").mkdir()
-    (inputs / "short/a.txt").write_text("")
-    refused(forget(capsys, inputs, documents="short"), "short")
+    for file, content, named in (
+        ("binary/a.txt", b"text\x00\x01\x02", "a.txt"),
+        ("latin/a.txt", "caf\xe9 au lait".encode("latin-1"), "a.txt"),
+        ("broken.jsonl", b'{"text": "good"}\n{"text": "bad\n', "2"),
+        ("field.jsonl", b'{"body": "good"}\n', "body"),
+        ("short/a.txt", b"", "short"),
+    ):
+        (inputs / file).parent.mkdir(exist_ok=True)
+        (inputs / file).write_bytes(content)
+        refused(forget(capsys, inputs, documents=file.split("/")[0]), named)
     assert not (inputs / "run").exists(), "nothing is left behind by a run that was refused"
 
 

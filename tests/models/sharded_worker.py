@@ -36,19 +36,10 @@ from unteach.training.stopping import Search
 from unteach.training.texts import OtherModels, Texts, texts_of_step
 
 VOCABULARY, STEPS, RANKS = 96, 2, 2
+SHARED = {"loss": "nlul", "token_share": 0.25, "loops_every": 4, "alpha": 0.5}
 METHODS = {
-    "mean_teacher": Method(
-        optimizer="mean_teacher",
-        loss="nlul",
-        token_share=0.25,
-        loops_every=4,
-        alpha=0.5,
-        lr=0.05,
-        teacher_rate=4.0,
-        damping=0.1,
-        momentum=0.9,
-    ),
-    "adamw": Method(loss="nlul", token_share=0.25, loops_every=4, optimizer="adamw", alpha=0.5, lr=1e-2, warmup=0),
+    "mean_teacher": Method(optimizer="mean_teacher", lr=0.05, teacher_rate=4.0, damping=0.1, momentum=0.9, **SHARED),
+    "adamw": Method(optimizer="adamw", lr=1e-2, warmup=0, **SHARED),
 }
 COMBINATIONS = [
     dict(zip(("loss", "optimizer", "trainable", "tied"), values, strict=True))
@@ -72,17 +63,9 @@ class General:
 
 def small_llama(tied, dtype, seed=0, width=32):
     config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=width,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-        tie_word_embeddings=tied,
-        bos_token_id=0,
-        eos_token_id=1,
-    )
+        vocab_size=VOCABULARY, hidden_size=width, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=64, tie_word_embeddings=tied, bos_token_id=0, eos_token_id=1,
+    )  # fmt: skip
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
     for parameter in model.parameters():

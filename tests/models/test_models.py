@@ -186,16 +186,18 @@ def test_broken_and_missing_shards_are_each_named(tmp_path: Path) -> None:
 def test_folders_that_are_something_else(tmp_path: Path) -> None:
     source = save_tiny(tmp_path / "source")
     config = json.loads((source / "config.json").read_text())
-    (source / "config.json").write_text(json.dumps(config | {"quantization_config": {"bits": 4}}))
-    assert "its weights are quantised" in problems_of(source)[0]
-    (source / "config.json").write_text("{")
-    assert "config.json is not readable JSON" in problems_of(source)[0]
-    (source / "config.json").write_text(json.dumps(config | {"model_type": "not_a_model"}))
-    assert "it cannot be loaded" in problems_of(source)[0]
-    (source / "config.json").write_text(json.dumps(config | {"intermediate_size": 80}))
-    assert "it cannot be loaded" in problems_of(source)[0]
-    (source / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 4}))
-    assert "its weights lack 9 tensors of a LlamaForCausalLM, among them model.layers.3." in problems_of(source)[0]
+    for content, problem in (
+        (json.dumps(config | {"quantization_config": {"bits": 4}}), "its weights are quantised"),
+        ("{", "config.json is not readable JSON"),
+        (json.dumps(config | {"model_type": "not_a_model"}), "it cannot be loaded"),
+        (json.dumps(config | {"intermediate_size": 80}), "it cannot be loaded"),
+        (
+            json.dumps(config | {"num_hidden_layers": 4}),
+            "its weights lack 9 tensors of a LlamaForCausalLM, among them model.layers.3.",
+        ),
+    ):
+        (source / "config.json").write_text(content)
+        assert problem in problems_of(source)[0]
     (source / "config.json").write_text(json.dumps(config))
     (source / "model.safetensors").rename(source / "adapter_model.safetensors")
     (source / "adapter_config.json").write_text("{}")
@@ -397,23 +399,18 @@ def test_what_must_not_be_saved_is_refused_and_leaves_nothing(tmp_path: Path) ->
     model, tokenizer = load_model(str(source))
     name = "model.layers.0.mlp.up_proj.weight"
 
-    def save(changed: Any, where: Path = out) -> None:
-        save_model(model, tokenizer, str(source), where, changed=changed, card="")
-
-    with pytest.raises(ValueError, match="which is no parameter of the model"):
-        save(["model.layers.0.mlp.up"])
-    with pytest.raises(ValueError, match=r"up_proj.weight has shape \(2, 2\), the source's"):
-        save({name: torch.ones(2, 2)})
-    with pytest.raises(ValueError, match=r"values that are not finite: this model is broken"):
-        save({name: torch.full((48, 32), float("nan"))})
-    with pytest.raises(ValueError, match=r"values that are too large for torch.float16"):
-        save({name: torch.full((48, 32), 1e6)})
-    with pytest.raises(ValueError, match="the folder of the source model"):
-        save([name], source)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("x")
-    with pytest.raises(ValueError, match="holds something else than a model"):
-        save([name], tmp_path / "mine")
+    for changed, where, message in (
+        (["model.layers.0.mlp.up"], out, "which is no parameter of the model"),
+        ({name: torch.ones(2, 2)}, out, r"up_proj.weight has shape \(2, 2\), the source's"),
+        ({name: torch.full((48, 32), float("nan"))}, out, "values that are not finite: this model is broken"),
+        ({name: torch.full((48, 32), 1e6)}, out, "values that are too large for torch.float16"),
+        ([name], source, "the folder of the source model"),
+        ([name], tmp_path / "mine", "holds something else than a model"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            save_model(model, tokenizer, str(source), where, changed=changed, card="")
     other = save_tiny(tmp_path / "other", "qwen2_bias")
     with pytest.raises(ValueError, match=r"lm_head.weight was changed, but the source's weights files have no tensor"):
         save_model(model, tokenizer, str(other), out, changed=["lm_head.weight"], card="")
@@ -447,7 +444,7 @@ def card(**changes: Any) -> str:
         "settings": {"seed": 1234, "method": {"damping": 5.0, "clip": None}, "phases": [{"steps": 3}]},
         "data": {"forget": {"documents": 20, "tokens": 12345}, "general": "micro:general"},
         "scores": {"before": {"verbmem_f": 56.14, "mine": 0.5}, "after": {"verbmem_f": 12.0, "nll_general": 2.5}},
-    }
+    }  # fmt: skip
     return model_card(**values | changes)
 
 

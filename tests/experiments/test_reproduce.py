@@ -297,6 +297,7 @@ def test_other_benchmarks_run_with_models_and_tables_given(benchmark, make, tmp_
         "model": "micro:target",
         "reference": "micro:retrained",
         "base": "micro:base",
+        "keep": "micro:retain",
         "data": tmp_path / "data",
         "general": "micro:general_heldout",
         "instruct": instruct,
@@ -307,13 +308,14 @@ def test_other_benchmarks_run_with_models_and_tables_given(benchmark, make, tmp_
         ("methods", "target,adamw-it-kl"),
         ("recovery", "recovery-adamw-npo-kl"),
         ("sequential", "sequential-adamw-npo-kl"),
+        ("deep", "deep-matched"),
     ):
         chosen = options(tmp_path, name, only=only, **given)
-        parts = {"config": tiny, "recovery": {"steps": 2}}
+        parts = {"config": tiny, "recovery": {"steps": 2}, "deep": {"max_steps": 2}}
         (tmp_path / "settings.yaml").write_text(yaml.safe_dump(parts))
         assert run(chosen)["missing"] == 0
     files = sorted((tmp_path / "results" / benchmark).glob("*.json"))
-    assert len(files) == 5  # those, and the cell of methods that tells sequential its steps
+    assert len(files) == 6  # those, and the cell of methods that tells sequential its steps
     for file in files:
         content = file.read_text()
         assert not any(text[:40] in content for text in texts)

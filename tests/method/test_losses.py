@@ -363,7 +363,7 @@ def test_wrong_input_says_what_to_change():
         with pytest.raises(ValueError, match=match):
             unteach.forget_loss(name, logits, labels, mask, **extra)
 
-    problem("unknown forget loss 'nlu': choose one of ll, npo, it, it_forward, nlul, match", name="nlu")
+    problem(f"unknown forget loss 'nlu': choose one of {', '.join(unteach.LOSSES)}", name="nlu")
     problem("mask has no True entry", mask=torch.zeros_like(mask))
     problem("needs base_logits", name="npo")
     problem("needs base_logits", name="it")

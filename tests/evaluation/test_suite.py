@@ -107,6 +107,14 @@ def test_without_reference_privleak_is_not_reported_and_the_note_says_why(scores
     )
 
 
+def test_kept_documents_are_measured_without_holdout_texts_and_change_the_hash_only_where_given(reciter, tokenizer):
+    kept = dataclasses.replace(BENCHMARK, membership_holdout=(), verbatim_retain=BENCHMARK.verbatim_forget[:1])
+    found = evaluate(reciter, tokenizer, kept, measurements=("verbmem_r", "privleak"))
+    assert set(found) == {"verbmem_r", "nll_forget", "nll_retain", "degenerate"}
+    assert "privleak is not measured: there are no holdout texts to compare with" in found.notes
+    assert dataclasses.replace(kept, verbatim_retain=()).data_sha256 != kept.data_sha256
+
+
 def test_file_format(scores, tmp_path):
     scores.write(tmp_path / "new" / "scores.json")
     content = json.loads((tmp_path / "new" / "scores.json").read_text(encoding="utf-8"))

@@ -204,14 +204,6 @@ def fixed_steps(
 ) -> Iterator[list[list[int]]]:
     """Decode greedily, a few steps at a time.
 
-    Args:
-        model: a model of one of the families.
-        tokens: the first new token of each row [B].
-        cache: keys and values of the prompts in layers with room for all steps; not usable afterwards.
-        mask: which of its columns are read [B, columns so far].
-        positions: where the first new tokens stand [B].
-        steps: how many tokens to add at most.
-
     Yields:
         The next tokens, a list of B ids for each step.
     """

@@ -201,9 +201,6 @@ def letter_tokens(tokenizer: Any, choices: int) -> tuple[list[int], list[int]]:
 
     Returns:
         Ids that stand before every letter (a space of its own, in some tokenizers), and one id per letter.
-
-    Raises:
-        ValueError: where the tokenizer has no token of its own for each letter.
     """
     stem = encode(tokenizer, "answer:")
     written = [encode(tokenizer, f"answer: {letter}") for letter in LETTERS[:choices]]

@@ -104,7 +104,7 @@ def headline(sections: Sequence[Section], runs: Sequence[Run]) -> str:
             judged[section.title] = sentence(found, row.steps().mean)
     if not judged:
         return _unmeasured(sections, runs)
-    return " ".join(f"{title}: {sentence}" if len(judged) > 1 else sentence for title, sentence in judged.items())
+    return " ".join(f"{title}: {said}" if len(judged) > 1 else said for title, said in judged.items())
 
 
 def _unmeasured(sections: Sequence[Section], runs: Sequence[Run]) -> str:

@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 
 torch.set_num_threads(1)
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the helpers of all tests; this file is run by itself
 from tiny_models import SENTENCES, save_tiny  # noqa: E402
 from unteach.config import ForgetConfig, Method, Stop  # noqa: E402
 from unteach.job import run_forget  # noqa: E402

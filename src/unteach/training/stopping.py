@@ -232,7 +232,8 @@ class Search:
         earlier, before = self._last
         known = [c for c in conditions if not c.crossed(scores) and c.metric in scores and c.metric in before]
         rest = [c.remaining(before[c.metric], scores[c.metric], step - earlier) for c in known]
-        soonest = max(rest, default=1.0)
+        moving = [steps for steps in rest if math.isfinite(steps)]  # one that stands still says nothing
+        soonest = max(moving, default=math.inf if rest else 1.0)
         self.interval = self.every if math.isinf(soonest) else max(1, min(self.every, int(CAUTION * soonest)))
 
     def refine(self, crossed: int) -> None:

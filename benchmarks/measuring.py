@@ -11,6 +11,7 @@ import torch
 import transformers
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from unteach.config import Method
 from unteach.writing import markdown_table
 
 SHAPES = {  # width, inner width, blocks, heads, key heads, vocabulary
@@ -20,6 +21,19 @@ SHAPES = {  # width, inner width, blocks, heads, key heads, vocabulary
     "3B": (3200, 8640, 26, 32, 32, 32000),  # OpenLLaMA
     "7B": (4096, 11008, 32, 32, 32, 32000),  # Llama 2
 }
+
+METHOD = Method(
+    optimizer="mean_teacher",
+    token_share=0.25,
+    loops_every=4,
+    loss="nlul",
+    divergence="kl",
+    alpha=0.05,
+    lr=5e-4,
+    teacher_rate=10.0,
+    damping=5.0,
+)
+"""The paper's method, with the numbers of its 7B runs: what the timings of a step are made with."""
 
 
 def parser(description):

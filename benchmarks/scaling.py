@@ -18,6 +18,7 @@ import traceback
 import torch
 
 from measuring import (
+    METHOD,
     RandomText,
     ceilings,
     flops,
@@ -30,22 +31,10 @@ from measuring import (
     seconds,
     table,
 )
-from unteach.config import ForgetConfig, Method, Precision
+from unteach.config import ForgetConfig, Precision
 from unteach.data import ForgetBatches
 from unteach.method.optimizers import make_optimizer
 from unteach.models import trainable_parameters
-
-METHOD = Method(
-    optimizer="mean_teacher",
-    token_share=0.25,
-    loops_every=4,
-    loss="nlul",
-    divergence="kl",
-    alpha=0.05,
-    lr=5e-4,
-    teacher_rate=10.0,
-    damping=5.0,
-)
 
 
 def measure(model, batch, tokens, compiled, options, ceiling):

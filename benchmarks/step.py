@@ -25,6 +25,7 @@ from contextlib import contextmanager
 import torch
 
 from measuring import (
+    METHOD,
     RandomText,
     ceilings,
     flops,
@@ -36,23 +37,11 @@ from measuring import (
     record,
     table,
 )
-from unteach.config import ForgetConfig, Method, Precision
+from unteach.config import ForgetConfig, Precision
 from unteach.data import ForgetBatches
 from unteach.method.optimizers import make_optimizer
 from unteach.models import trainable_parameters
 from unteach.training import step as step_module
-
-METHOD = Method(
-    optimizer="mean_teacher",
-    token_share=0.25,
-    loops_every=4,
-    loss="nlul",
-    divergence="kl",
-    alpha=0.05,
-    lr=5e-4,
-    teacher_rate=10.0,
-    damping=5.0,
-)
 
 
 class Clock:

@@ -26,7 +26,7 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from unteach.corpora.catalog import load_muse
-from unteach.data.text import encode
+from unteach.data.documents import encode
 from unteach.evaluation import evaluate
 from unteach.evaluation.generation import generate
 from unteach.evaluation.inference import stop_ids

@@ -49,7 +49,8 @@ def load(name, options):
         model, tokenizer = load_model(name, device=options.device)
         documents = read_documents("micro:forget")
         tokens = tokenise(documents, tokenizer, mode="chunk", max_tokens=length)
-        general = GeneralText(read_documents("micro:general"), tokenizer, tokens=length, max_chunks=256)
+        general = GeneralText(read_documents("micro:general"), tokenizer, tokens=length)
+        general.chunks = general.chunks[:256]
         return model, ForgetBatches(tokens, 0).batch(0, rows), general.batch(0, rows)
     model = make_model(name, options.device)
     vocabulary = model.config.vocab_size

@@ -3,7 +3,6 @@ from __future__ import annotations
 import random
 import string
 from collections import Counter
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -36,19 +35,10 @@ def test_truncate_keeps_the_beginning_as_the_tokenizer_gives_it() -> None:
     whole = tokenizer(TEXT)["input_ids"]
     tokens = tokenise(Documents("d", [TEXT, "The"]), tokenizer, mode="truncate", max_tokens=20)
     assert tokens.sequences == [whole[:20], tokenizer("The")["input_ids"]]
-    short = len(tokens.sequences[1])
-    assert tokens.documents == [0, 1]
-    assert tokens.counts == {
-        "documents": 2,
-        "skipped": 0,
-        "sequences": 2,
-        "tokens": 20 + short,
-        "cut": 1,
-        "left_out": len(whole) - 20,
-    }
-    assert tokens.summary() == (
-        f"2 documents, {20 + short} tokens in 2 sequences; 1 documents cut, {len(whole) - 20} tokens left out"
-    )
+    count, left = 20 + len(tokens.sequences[1]), len(whole) - 20
+    expected = {"documents": 2, "skipped": 0, "sequences": 2, "tokens": count, "cut": 1, "left_out": left}
+    assert tokens.counts == expected
+    assert tokens.summary() == (f"2 documents, {count} tokens in 2 sequences; 1 documents cut, {left} tokens left out")
 
 
 @pytest.mark.parametrize("begin", [True, False])
@@ -63,20 +53,16 @@ def test_chunks_hold_every_token_once_and_begin_like_a_text(begin: bool) -> None
     assert joined == bare[: len(bare) - left_out]
     assert left_out <= (0 if begin else 1)  # an end of one token can only be used after a begin-of-text id
     assert {len(sequence) for sequence in tokens.sequences[:-1]} == {16}
-    assert tokens.documents == [0] * len(tokens.sequences)
 
 
 def test_documents_under_two_tokens_are_skipped_and_counted() -> None:
     tokenizer = small_tokenizer(begin=False)
     documents = Documents("d", ["a", TEXT, "b"], ["first", "second", "third"], [("zeroth", "empty")])
     tokens = tokenise(documents, tokenizer, mode="chunk", max_tokens=512)
-    assert tokens.documents == [1]
-    assert tokens.skipped == [
-        ("zeroth", "empty"),
-        ("first", "shorter than two tokens"),
-        ("third", "shorter than two tokens"),
-    ]
-    assert tokens.counts["skipped"] == 3
+    assert tokens.sequences == [tokenizer(TEXT)["input_ids"]]
+    reason = "shorter than two tokens"
+    assert tokens.skipped == [("zeroth", "empty"), ("first", reason), ("third", reason)]
+    assert (tokens.counts["documents"], tokens.counts["skipped"]) == (1, 3)
     assert tokens.summary().endswith("; 3 skipped (1 empty, 2 shorter than two tokens)")
     with pytest.raises(InputError, match=r"'x': no document has two tokens or more: 1 skipped \(1 shorter than two"):
         tokenise(Documents("x", ["a"]), tokenizer, mode="truncate", max_tokens=8)
@@ -85,7 +71,7 @@ def test_documents_under_two_tokens_are_skipped_and_counted() -> None:
 def test_long_inputs_are_tokenised_in_parts_with_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
     documents = Documents("d", [TEXT[:length] for length in range(20, 60)])
     whole = tokenise(documents, small_tokenizer(), mode="truncate", max_tokens=30)
-    monkeypatch.setattr("unteach.data.text._TOGETHER", 100)
+    monkeypatch.setattr("unteach.data.documents._TOGETHER", 100)
     assert tokenise(documents, small_tokenizer(), mode="truncate", max_tokens=30).sequences == whole.sequences
 
 
@@ -158,47 +144,24 @@ def test_general_chunks_are_the_joined_documents_cut_without_padding() -> None:
     assert general.chunks.dtype == np.int32
     assert (general.chunks[:, 0] == 0).all()
     assert general.chunks[:, 1:].ravel().tolist() == joined[: count * 15]
-    assert general.counts == {
-        "documents": 3,
-        "chunks": count,
-        "tokens": 16 * count,
-        "left_out": len(joined) - 15 * count,
-    }
+    left = len(joined) - 15 * count
+    assert general.counts == {"documents": 3, "chunks": count, "tokens": 16 * count, "left_out": left}
     assert general.summary() == f"3 documents, {16 * count} tokens in {count} chunks"
     without = GeneralText(SENTENCES, small_tokenizer(begin=False), tokens=16)
     assert (without.chunks == 1).sum() == 2  # the end-of-text id between three documents
 
 
 def test_general_batches_are_independent_draws_by_seed_and_step() -> None:
-    general = GeneralText([words(20, seed) for seed in range(60)], small_tokenizer(), tokens=16, seed=5)
+    texts = [words(20, seed) for seed in range(60)]
+    general, again, other = (GeneralText(texts, small_tokenizer(), tokens=16, seed=seed) for seed in (5, 5, 6))
     batches = [general.batch(step, 8) for step in range(200)]
-    again = GeneralText([words(20, seed) for seed in range(60)], small_tokenizer(), tokens=16, seed=5)
     assert again.batch(150, 8) == batches[150]
     assert all(len({tuple(chunk) for chunk in batch}) == 8 for batch in batches)
     drawn = Counter(tuple(chunk) for batch in batches for chunk in batch)
     assert len(general) == 609  # of which 1,600 draws show 1 - exp(-1600/609) = 93 %
     assert 0.9 * 609 < len(drawn) < 0.96 * 609
-    assert batches[0] != batches[1]
-    other = GeneralText([words(20, seed) for seed in range(60)], small_tokenizer(), tokens=16, seed=6)
-    assert other.batch(0, 8) != batches[0]
+    assert batches[0] not in (batches[1], other.batch(0, 8))
     assert len(general.batch(0, 10**6)) == len(general)
-
-
-def test_a_stream_is_read_only_as_far_as_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("unteach.data.text._TOGETHER", 2000)
-    read = 0
-
-    def stream() -> Iterator[str]:
-        nonlocal read
-        while True:
-            read += 1
-            yield words(100, read)
-
-    general = GeneralText(stream(), small_tokenizer(begin=False), tokens=64, max_chunks=100)
-    assert general.chunks.shape == (100, 64)
-    tokens_each = len(small_tokenizer()(words(100, 1))["input_ids"])
-    assert 6400 / tokens_each <= read <= 1.2 * 6400 / tokens_each + 4
-    assert general.counts["documents"] == read
 
 
 def test_too_little_general_text_is_refused() -> None:
@@ -232,7 +195,6 @@ def test_shared_passages_are_found_whatever_the_case_and_punctuation() -> None:
 
 def test_short_forget_documents_are_looked_for_whole() -> None:
     passages = SharedPassages(["Anna Berg lives at 12 Elm Street", "too short to find"])
-    assert passages.unchecked == 1
     assert passages.find("They say Anna Berg lives at 12 Elm street, too short to find.") == [(2, 9)]
 
 
@@ -245,7 +207,6 @@ def test_shared_passages_are_cut_out_with_what_stands_around_them() -> None:
     assert cleaned.labels == ["document 1", "document 2", "document 4"]
     assert (report.documents, report.passages, report.words, report.dropped) == (2, 2, 60, 1)
     assert report.cut_words == (MARGIN + 30 + MARGIN + 20) + 30
-    assert report.examples[0] == ("document 2", article[:80].strip())
     assert report.summary() == (
         f"2 passages (60 words) in 2 documents are shared with the forget documents: {report.cut_words} words cut out,"
         " 1 documents dropped"

@@ -3,11 +3,13 @@ from __future__ import annotations
 import gzip
 import json
 import pickle
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from unteach.data.documents import Documents, _Reader, read_documents, skipped_summary
+from unteach.data import documents as module
+from unteach.data.documents import Documents, read_documents, skipped_summary
 from unteach.errors import InputError
 
 
@@ -45,7 +47,7 @@ def test_folder_is_read_in_the_order_of_names_with_its_folders(tmp_path: Path) -
     assert documents.labels == ["a.md", "b.txt", "c/a.jsonl, line 1", "c/a.jsonl, line 3", "c/d.TXT"]
     assert documents.skipped == [("e.txt", "empty")]
     assert skipped_summary(documents.skipped) == "1 skipped (1 empty)"
-    assert (documents.name, documents.share) == (str(tmp_path), 1.0)
+    assert documents.name == str(tmp_path)
 
 
 RECORDS = [{"text": "one", "id": 1}, {"text": "zwei ü", "id": 2}, {"text": None, "id": 3}]
@@ -143,55 +145,62 @@ def test_missing_and_empty_sources(tmp_path: Path) -> None:
 def test_names_that_look_like_paths_are_never_asked_for_on_the_hub(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_Reader, "read_hub", lambda *_: pytest.fail("asked the hub"))
+    monkeypatch.setattr(module, "_in_dataset", lambda *_: pytest.fail("asked the hub"))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "texts").mkdir()
     for source in ("texts/mine", "./a/b", "../a", "a/b/c", "folder/", "plain", "owner/name.jsonl", "~/x"):
         assert problems_of(source) == [f"documents is {source!r}: there is no such file or folder"]
 
 
-def test_a_dataset_that_cannot_be_had_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     import datasets
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.mark.usefixtures("offline")
+def test_a_dataset_that_cannot_be_had_is_one_line() -> None:
     (problem,) = problems_of("unteach-tests/not-there:news:train")
     assert problem.startswith("documents is 'unteach-tests/not-there:news:train': there is no such file or folder here")
     assert "the Hugging Face dataset cannot be read" in problem
 
 
+@pytest.mark.usefixtures("offline")
 def test_dataset_names_have_subset_and_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import datasets
-    from huggingface_hub import constants
-
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(module, "_is_hub_name", lambda source: True)
+    monkeypatch.chdir(tmp_path)  # where the name is a folder here, the library reads that
     splits = "[{split: train, path: a.jsonl}, {split: test, path: b.jsonl}]"
     write(tmp_path / "owner/name/README.md", f"---\nconfigs:\n- config_name: news\n  data_files: {splits}\n---\n")
     for file in "ab":
         write(tmp_path / f"owner/name/{file}.jsonl", "".join(f'{{"text": "{file}{n}"}}\n' for n in range(5)))
-    for source, expected in (("owner/name", "a"), ("owner/name:news", "a"), ("owner/name:news:test", "b")):
-        reader = _Reader("text", "documents", source, None)
-        reader.read_hub(source, seed=0)  # where the name is a folder here, the library reads that
-        assert reader.documents().texts == [f"{expected}{n}" for n in range(5)]
-    reader = _Reader("text", "general", "owner/name", 6)
-    reader.read_hub("owner/name", seed=1)
-    assert len(reader.documents()) == 3
+    for source, expected in (("owner/name:", "a"), ("owner/name:news", "a"), ("owner/name:news:test", "b")):
+        assert read_documents(source).texts == [f"{expected}{n}" for n in range(5)]
+    assert len(read_documents("owner/name:", max_bytes=6, seed=1)) == 3
 
 
-def test_rows_of_a_streamed_dataset_are_read_only_as_far_as_needed() -> None:
-    from datasets import Dataset
+@pytest.mark.usefixtures("offline")
+def test_rows_of_a_streamed_dataset_are_read_only_as_far_as_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
 
-    rows = Dataset.from_list([{"body": "x" * 100, "number": number} for number in range(50)]).to_iterable_dataset()
-    reader = _Reader("body", "general", "owner/name", 1000)
-    reader.read_rows(rows)
-    assert len(reader.documents()) == 10
-    reader = _Reader("text", "general", "owner/name", None)
-    reader.read_rows(rows)
-    with pytest.raises(InputError, match="no field 'text' in row 1; there is 'body', 'number': set text_field"):
-        reader.documents()
+    read = []
+
+    def rows() -> Iterator[dict[str, object]]:
+        for number in range(50):
+            read.append(number)
+            yield {"body": "x" * 100, "number": number}
+
+    streamed = datasets.IterableDataset.from_generator(rows)
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: streamed)
+    monkeypatch.setattr(streamed, "shuffle", lambda seed: streamed)
+    assert len(read_documents("owner/name", text_field="body", max_bytes=1000)) == 10
+    assert len(read) == 11
+    (problem,) = problems_of("owner/name")
+    assert problem.endswith("no field 'text' in row 1; there is 'body', 'number': set text_field")
+    assert len(read) == 13
 
 
 def test_embedded_parts_have_names() -> None:
@@ -209,7 +218,6 @@ def test_large_sources_are_sampled_evenly_and_the_same_for_a_seed(tmp_path: Path
     assert sample.texts != read_documents(str(file), max_bytes=40_000, seed=4).texts
     assert sum(map(len, sample.texts)) <= 40_100
     assert 250 < len(sample) <= 400
-    assert 0.15 < sample.share < 0.2
     numbers = [int(text[:4]) for text in sample.texts]
     assert numbers == sorted(numbers)
     assert all(sum(start <= number < start + 500 for number in numbers) > 25 for start in (0, 500, 1000, 1500))

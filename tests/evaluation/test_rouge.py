@@ -6,7 +6,7 @@ import sys
 import pytest
 from rouge_score.rouge_scorer import RougeScorer
 
-from unteach.data.text import split_words
+from unteach.data.documents import split_words
 from unteach.evaluation import rouge_l
 from unteach.evaluation.rouge import _stemming_scorer, longest_common_subsequence, rouge_l_recall_stemmed
 

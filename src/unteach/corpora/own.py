@@ -9,8 +9,8 @@ import numpy as np
 
 from unteach.corpora import Benchmark, MeasuringSettings, Probe, Question
 from unteach.data import Documents, special_ids
-from unteach.data.records import check_columns, read_rows
-from unteach.data.text import decode, split_words
+from unteach.data.documents import decode, split_words
+from unteach.data.records import read_rows
 
 MINIMUM_TOKENS = 16
 """A piece of text shorter than this makes no probe and no membership text."""
@@ -124,8 +124,7 @@ def split_probes(probes: Sequence[Probe], seed: int = 0) -> tuple[tuple[Probe, .
 
 def read_questions(path: Path) -> tuple[Question, ...]:
     """Question–answer pairs from a file (JSON lines, JSON or Parquet) with the columns `question` and `answer`."""
-    rows = read_rows(path)
-    check_columns(rows, ("question", "answer"), str(path))
+    rows = read_rows(path, ("question", "answer"))
     if not rows:
         raise ValueError(f"{path}: there is no question in it")
     return tuple(Question(str(row["question"]), str(row["answer"])) for row in rows)

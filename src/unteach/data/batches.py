@@ -7,7 +7,7 @@ touches a global random state.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -16,9 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from unteach.data.documents import Documents, skipped_summary
-from unteach.data.overlap import Overlap, SharedPassages
-from unteach.data.text import encode_texts, special_ids
+from unteach.data.documents import Documents, encode_texts, skipped_summary, special_ids
+from unteach.data.overlap import Overlap, overlap
 from unteach.errors import InputError
 
 __all__ = ["EMBEDDED_GENERAL", "GENERAL_BYTES", "ForgetBatches", "GeneralText", "TokenSet", "pad", "tokenise"]
@@ -28,18 +27,15 @@ EMBEDDED_GENERAL = "micro:general"
 """The general text that is used where none is given: public-domain prose, 6 MB. More and nearer text is better."""
 GENERAL_BYTES = 64 * 2**20
 """How much general text is read by default: as token ids about 64 MiB too, some 30,000 chunks of 512 tokens."""
-_FORGET, _GENERAL, _KEEP = 1, 2, 4  # 3 draws prompts in training/own_loops.py
+_FORGET, _GENERAL, _KEEP = 1, 2, 4  # each has generators of its own; 3 draws prompts in training/own_loops.py
 
 
 @dataclass
 class TokenSet:
     """Documents as token sequences."""
 
-    name: str
     sequences: list[list[int]]
     """Token ids with the special ids that the tokenizer adds; at least two each, so that one can be predicted."""
-    documents: list[int]
-    """For each sequence, which document it was cut from."""
     counts: dict[str, int]
     """`documents` used, `skipped`, `sequences`, `tokens`, `cut` documents (longer than one sequence), `left_out` tokens
     (behind the first sequence of those, or an end too short to use)."""
@@ -48,59 +44,46 @@ class TokenSet:
 
     def summary(self) -> str:
         """One line for people."""
-        counts = self.counts
-        parts = [f"{counts['documents']:,} documents, {counts['tokens']:,} tokens in {counts['sequences']:,} sequences"]
-        if counts["cut"]:
-            parts.append(f"{counts['cut']:,} documents cut, {counts['left_out']:,} tokens left out")
-        if self.skipped:
-            parts.append(skipped_summary(self.skipped))
-        return "; ".join(parts)
+        line = "{documents:,} documents, {tokens:,} tokens in {sequences:,} sequences"
+        if self.counts["cut"]:
+            line += "; {cut:,} documents cut, {left_out:,} tokens left out"
+        skipped = skipped_summary(self.skipped)
+        return line.format(**self.counts) + (f"; {skipped}" if skipped else "")
 
 
 def tokenise(documents: Documents, tokenizer: Any, *, mode: Mode, max_tokens: int) -> TokenSet:
-    """Turn documents into token sequences of at most `max_tokens`.
+    """Turn documents into token sequences of at most `max_tokens`, special ids included.
 
     Every sequence begins with the ids that the tokenizer puts before a text; what it puts after one stands at the end
-    of a document.
-
-    Args:
-        documents: What was read.
-        tokenizer: The model's tokenizer.
-        mode: `truncate` keeps the beginning of a long document (MUSE-News in the paper), `chunk` cuts it into
-            sequences of equal length and a shorter last one (MUSE-Books).
-        max_tokens: The longest sequence, special ids included.
+    of a document. `truncate` keeps the beginning of a long document (MUSE-News in the paper), `chunk` cuts it into
+    sequences of equal length and a shorter last one (MUSE-Books).
 
     Raises:
         InputError: If no document has two tokens.
     """
     if mode not in get_args(Mode):
         raise ValueError(f"mode is {mode!r}, must be one of {', '.join(get_args(Mode))}")
-    before, after = special_ids(tokenizer)
-    room = max_tokens - len(before)
-    if max_tokens < 2 or room < 1:
-        raise ValueError(f"max_tokens is {max_tokens}, must be at least {max(2, len(before) + 1)}")
-    result = TokenSet(
-        documents.name, [], [], dict.fromkeys(("documents", "skipped", "sequences", "tokens", "cut", "left_out"), 0), []
-    )
-    result.skipped += documents.skipped
-    for number, ids in enumerate(documents.encode(tokenizer)):
+    before, after, room = _room(tokenizer, "max_tokens", max_tokens)
+    result = TokenSet([], {}, list(documents.skipped))
+    used = cut = left_out = 0
+    for label, ids in zip(documents.labels, documents.encode(tokenizer), strict=True):
         rest = [*ids, *after] if ids else []
         pieces = [before + rest[start : start + room] for start in range(0, len(rest), room)]
         kept = [piece for piece in pieces[: 1 if mode == "truncate" else None] if len(piece) >= 2]
         if not kept:
-            result.skipped.append((documents.labels[number], "shorter than two tokens"))
+            result.skipped.append((label, "shorter than two tokens"))
             continue
         result.sequences += kept
-        result.documents += [number] * len(kept)
-        result.counts["documents"] += 1
-        result.counts["cut"] += len(pieces) > 1
-        result.counts["left_out"] += len(rest) - sum(len(piece) - len(before) for piece in kept)
-    if not result.sequences:
+        used += 1
+        cut += len(pieces) > 1
+        left_out += len(rest) - sum(len(piece) - len(before) for piece in kept)
+    if not used:
         why = skipped_summary(result.skipped) or "there is none"
         raise InputError(f"documents is {documents.name!r}: no document has two tokens or more: {why}")
-    result.counts["skipped"] = len(result.skipped)
-    result.counts["sequences"] = len(result.sequences)
-    result.counts["tokens"] = sum(map(len, result.sequences))
+    result.counts |= {
+        "documents": used, "skipped": len(result.skipped), "sequences": len(result.sequences),
+        "tokens": sum(map(len, result.sequences)), "cut": cut, "left_out": left_out,
+    }  # fmt: skip
     return result
 
 
@@ -124,7 +107,7 @@ class ForgetBatches:
         if not self.sequences:
             raise ValueError("tokens has no sequence, must have at least 1")
         self._permutation = functools.lru_cache(maxsize=2)(
-            lambda epoch: _generator(purpose, seed, epoch).permutation(len(self.sequences))
+            lambda epoch: np.random.default_rng([purpose, seed, epoch]).permutation(len(self.sequences))
         )
 
     def numbers(self, step: int, size: int) -> list[int]:
@@ -150,12 +133,11 @@ class GeneralText:
     chunks are held once, as 32-bit ids.
 
     Args:
-        documents: `Documents`, or any iterable of texts, which is read only as far as needed.
+        documents: The texts.
         tokenizer: The model's tokenizer.
         tokens: Length of a chunk.
         seed: Decides the draws, at least 0.
         exclude: The forget documents: passages that also stand there are cut out.
-        max_chunks: So many chunks are made at most.
 
     Attributes:
         chunks: [C, T] token ids.
@@ -168,66 +150,36 @@ class GeneralText:
 
     def __init__(
         self,
-        documents: Documents | Iterable[str],
+        documents: Documents | Sequence[str],
         tokenizer: Any,
         *,
         tokens: int = 512,
         seed: int = 0,
         exclude: Documents | Sequence[str] | None = None,
-        max_chunks: int | None = None,
     ) -> None:
-        self.name = documents.name if isinstance(documents, Documents) else "general text"
-        self.seed = seed
+        if not isinstance(documents, Documents):
+            documents = Documents("general text", list(documents))
+        self.seed, read = seed, len(documents)
         self.overlap: Overlap | None = None
-        before, after = special_ids(tokenizer)
-        room = tokens - len(before)
-        if tokens < 2 or room < 1:
-            raise ValueError(f"tokens is {tokens}, must be at least {max(2, len(before) + 1)}")
+        if exclude is not None:
+            self.overlap, documents = overlap(exclude, documents)
+        before, after, room = _room(tokenizer, "tokens", tokens)
         if not after and tokenizer.eos_token_id is not None:
             after = [tokenizer.eos_token_id]
-        needed = None if max_chunks is None else max_chunks * room
-        self._read = 0
         parts: list[NDArray[np.int32]] = []
-        length = 0
-        for ids in encode_texts(tokenizer, self._texts(documents, exclude)):
+        for ids in encode_texts(tokenizer, documents.texts):
             parts.append(np.array([*(after + before if parts else []), *ids], dtype=np.int32))
-            length += len(parts[-1])
-            if needed is not None and length >= needed:
-                break
-        count = length // room if max_chunks is None else min(max_chunks, length // room)
+        count, left_out = divmod(sum(map(len, parts)), room)
         if not count:
             shared = f" ({self.overlap.summary()})" if self.overlap is not None and self.overlap.documents else ""
             raise InputError(
-                f"general is {self.name!r}: {length:,} tokens of text{shared}, must be at least the {room:,} of one"
-                " chunk: give more text or lower general_tokens"
+                f"general is {documents.name!r}: {left_out:,} tokens of text{shared}, must be at least the {room:,} of"
+                " one chunk: give more text or lower general_tokens"
             )
         self.chunks: NDArray[np.int32] = np.empty((count, tokens), dtype=np.int32)
         self.chunks[:, : len(before)] = before
         self.chunks[:, len(before) :] = np.concatenate(parts)[: count * room].reshape(count, room)
-        self.counts = {
-            "documents": self._read,
-            "chunks": count,
-            "tokens": count * tokens,
-            "left_out": length - count * room,
-        }
-
-    def _texts(self, documents: Documents | Iterable[str], exclude: Documents | Sequence[str] | None) -> Iterator[str]:
-        """The texts, without the passages of `exclude`; counts them as they are read."""
-        pairs: Iterable[tuple[str, str]]
-        if isinstance(documents, Documents):
-            pairs = zip(documents.texts, documents.labels, strict=True)
-        else:
-            pairs = ((text, f"document {number}") for number, text in enumerate(documents, start=1))
-        passages = None
-        if exclude is not None:
-            passages = SharedPassages(exclude.texts if isinstance(exclude, Documents) else exclude)
-            self.overlap = Overlap(unchecked=passages.unchecked)
-        for text, label in pairs:
-            self._read += 1
-            if passages is None or self.overlap is None:
-                yield text
-            else:
-                yield from passages.cut(text, label, self.overlap)
+        self.counts = {"documents": read, "chunks": count, "tokens": count * tokens, "left_out": left_out}
 
     def __len__(self) -> int:
         return len(self.chunks)
@@ -235,13 +187,12 @@ class GeneralText:
     def batch(self, step: int, size: int) -> list[list[int]]:
         """Different chunks drawn at random for a step, independent of all other steps; never more than there are."""
         size = _check_batch(step, size, len(self.chunks))
-        numbers = _generator(_GENERAL, self.seed, step).choice(len(self.chunks), size, replace=False)
+        numbers = np.random.default_rng([_GENERAL, self.seed, step]).choice(len(self.chunks), size, replace=False)
         return self.chunks[numbers].tolist()
 
     def summary(self) -> str:
         """One line for people."""
-        counts = self.counts
-        line = f"{counts['documents']:,} documents, {counts['tokens']:,} tokens in {counts['chunks']:,} chunks"
+        line = "{documents:,} documents, {tokens:,} tokens in {chunks:,} chunks".format(**self.counts)
         return f"{line}; {self.overlap.summary()}" if self.overlap is not None else line
 
 
@@ -257,9 +208,12 @@ def pad(sequences: Sequence[Sequence[int]], pad_id: int = 0) -> tuple[Tensor, Te
     return input_ids, lengths
 
 
-def _generator(purpose: int, seed: int, number: int) -> np.random.Generator:
-    """A generator of its own for one epoch or step of one purpose."""
-    return np.random.default_rng([purpose, seed, number])
+def _room(tokenizer: Any, name: str, tokens: int) -> tuple[list[int], list[int], int]:
+    """What the tokenizer puts before and after a text, and how many tokens fit behind the former."""
+    before, after = special_ids(tokenizer)
+    if tokens < max(2, len(before) + 1):
+        raise ValueError(f"{name} is {tokens}, must be at least {max(2, len(before) + 1)}")
+    return before, after, tokens - len(before)
 
 
 def _check_batch(step: int, size: int, available: int) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,9 +29,7 @@ SHORTEST_REST = 50
 """What is left of a text and has fewer words is cut out too."""
 _CHARACTERS = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
 _WORD = re.compile(rf"[{_CHARACTERS}]|(?:[^\W_{_CHARACTERS}]|[\u0300-\u036f])+")
-_BASE = np.uint64(0x9E3779B97F4A7C15)
-_MOST_EXAMPLES = 3
-_EXAMPLE_CHARACTERS = 80
+_POWERS = np.uint64(0x9E3779B97F4A7C15) ** np.arange(PASSAGE_WORDS, dtype=np.uint64)
 
 
 @dataclass
@@ -48,10 +46,6 @@ class Overlap:
     """Words cut out: the passages, what stands around them, and rests too short to keep."""
     dropped: int = 0
     """General documents of which nothing is left."""
-    unchecked: int = 0
-    """Forget documents too short to be looked for."""
-    examples: list[tuple[str, str]] = field(default_factory=list)
-    """Of the first few: which general document, and how the passage begins."""
 
     def summary(self) -> str:
         """One line for people."""
@@ -64,62 +58,57 @@ class Overlap:
 
 
 class SharedPassages:
-    """Finds passages of the forget documents in other texts.
+    """Finds passages of the forget documents in other texts, and cuts them out; `report` counts that.
 
     Every run of n words of a forget document becomes one 64-bit number, h = Σ_k r(word_k) bᵏ mod 2⁶⁴ with fixed
-    scrambled numbers r; only these are kept, sorted.
+    random numbers r; only these are kept, sorted.
     """
 
-    def __init__(self, forget: Iterable[str]) -> None:
+    def __init__(self, forget: Documents | Iterable[str]) -> None:
+        self.report = Overlap()
         self._numbers: dict[str, int] = {}
+        documents = [
+            np.array([self._numbers.setdefault(word, len(self._numbers) + 1) for word in words])
+            for words in map(_words, forget.texts if isinstance(forget, Documents) else forget)
+            if len(words) >= SHORTEST_DOCUMENT
+        ]
+        self._scrambled = np.random.default_rng(0).integers(2**64, size=len(self._numbers) + 1, dtype=np.uint64)
         runs: dict[int, list[NDArray[np.uint64]]] = {}
-        self.unchecked = 0
-        for text in forget:
-            words = _words(text)
-            size = min(PASSAGE_WORDS, len(words))
-            if size < SHORTEST_DOCUMENT:
-                self.unchecked += 1
-                continue
-            numbers = np.array([self._numbers.setdefault(word, len(self._numbers) + 1) for word in words], np.uint64)
-            runs.setdefault(size, []).append(_run_hashes(numbers, size))
-        self._hashes = {size: np.unique(np.concatenate(parts)) for size, parts in sorted(runs.items())}
+        for numbers in documents:
+            size = min(PASSAGE_WORDS, len(numbers))
+            runs.setdefault(size, []).append(self._run_hashes(numbers, size))
+        self._hashes = {size: np.unique(np.concatenate(parts)) for size, parts in runs.items()}
+
+    def _run_hashes(self, numbers: NDArray[np.int64], size: int) -> NDArray[np.uint64]:
+        """One number for every `size` words in a row: [W] to [W - size + 1]."""
+        return np.lib.stride_tricks.sliding_window_view(self._scrambled[numbers], size) @ _POWERS[:size]
 
     def find(self, text: str) -> list[tuple[int, int]]:
         """Shared passages as (first word, word after the last), numbered as in the text, joined where they touch."""
-        numbers = np.array([self._numbers.get(word, 0) for word in _words(text)], np.uint64)
+        numbers = np.array([self._numbers.get(word, 0) for word in _words(text)], dtype=np.int64)
+        unknown = np.concatenate([[0], np.cumsum(numbers == 0)])
         shared = np.zeros(len(numbers) + 1, dtype=np.int64)
         for size, known in self._hashes.items():
             if len(numbers) < size:
                 continue
-            unknown = np.concatenate([[0], np.cumsum(numbers == 0)])
             starts = np.flatnonzero(unknown[size:] == unknown[:-size])
-            if not len(starts):
-                continue
-            hashes = _run_hashes(numbers, size)[starts]
-            places = np.minimum(np.searchsorted(known, hashes), len(known) - 1)
-            hits = starts[known[places] == hashes]
+            hashes = self._run_hashes(numbers, size)[starts]
+            hits = starts[known.take(np.searchsorted(known, hashes), mode="clip") == hashes]
             np.add.at(shared, hits, 1)
             np.add.at(shared, hits + size, -1)
         inside = np.concatenate([[0], (np.cumsum(shared) > 0).astype(np.int8)])
         edges = np.flatnonzero(np.diff(inside))
         return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
 
-    def cut(self, text: str, label: str, report: Overlap) -> list[str]:
-        """Cut shared passages with what stands around them out of a text, and add to the counts of the report.
-
-        Returns:
-            What is left: the text itself where nothing is shared, else its rests, possibly none.
-        """
+    def cut(self, text: str) -> list[str]:
+        """What is left of a text without shared passages and what stands around them: itself, its rests, or nothing."""
         passages = self.find(text)
         if not passages:
             return [text]
-        words = list(_WORD.finditer(text))
+        words, report = list(_WORD.finditer(text)), self.report
         report.documents += 1
         report.passages += len(passages)
         report.words += sum(end - start for start, end in passages)
-        if len(report.examples) < _MOST_EXAMPLES:
-            begin = words[passages[0][0]].start()
-            report.examples.append((label, " ".join(text[begin : begin + _EXAMPLE_CHARACTERS].split())))
         rests, kept_words, position = [], 0, 0
         for start, end in [*passages, (len(words) + MARGIN, len(words) + MARGIN)]:
             rest = words[position : max(position, start - MARGIN)]
@@ -134,15 +123,12 @@ class SharedPassages:
 
 def overlap(forget: Documents | Sequence[str], general: Documents) -> tuple[Overlap, Documents]:
     """What general documents share with the forget documents, and the general documents without that."""
-    passages = SharedPassages(forget.texts if isinstance(forget, Documents) else forget)
-    report = Overlap(unchecked=passages.unchecked)
-    texts: list[str] = []
-    labels: list[str] = []
-    for text, label in zip(general.texts, general.labels, strict=True):
-        rests = passages.cut(text, label, report)
-        texts += rests
-        labels += [label] * len(rests)
-    return report, Documents(general.name, texts, labels, list(general.skipped), general.share)
+    passages = SharedPassages(forget)
+    rests = [
+        (rest, label) for text, label in zip(general.texts, general.labels, strict=True) for rest in passages.cut(text)
+    ]
+    kept = Documents(general.name, [rest for rest, _ in rests], [label for _, label in rests], list(general.skipped))
+    return passages.report, kept
 
 
 def _words(text: str) -> list[str]:
@@ -150,16 +136,3 @@ def _words(text: str) -> list[str]:
         word.lower() if word.isascii() else unicodedata.normalize("NFKC", word).casefold()
         for word in _WORD.findall(text)
     ]
-
-
-def _run_hashes(numbers: NDArray[np.uint64], size: int) -> NDArray[np.uint64]:
-    """One number for every `size` entries in a row: [W] to [W - size + 1]. Arithmetic is modulo 2⁶⁴."""
-    scrambled = numbers * _BASE
-    scrambled = (scrambled ^ (scrambled >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    scrambled = (scrambled ^ (scrambled >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    scrambled ^= scrambled >> np.uint64(31)
-    count = len(numbers) - size + 1
-    hashes = np.zeros(count, dtype=np.uint64)
-    for offset in range(size):
-        hashes = hashes * _BASE + scrambled[offset : offset + count]
-    return hashes

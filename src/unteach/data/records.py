@@ -1,6 +1,7 @@
-"""The one reader of records: JSON lines, JSON and Parquet, plain or gzipped; tables of a folder or of the hub.
+"""The one reader of files: texts, JSON lines, JSON and Parquet, plain or gzipped; tables of a folder or of the hub.
 
-`iterate_records` goes on after a broken record and says what is wrong with it; `read_rows` refuses the whole file.
+`iterate_records` goes on after a broken record and says what is wrong with it; `read_rows` refuses the whole file. To
+add a kind of file: a function that yields its records, and its extension in `READERS`.
 """
 
 from __future__ import annotations
@@ -8,7 +9,6 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -16,151 +16,149 @@ from unteach.errors import first_line
 from unteach.writing import write_whole
 
 __all__ = [
-    "RecordProblem", "Row", "check_columns", "decode_bytes", "find_table", "iterate_records", "open_bytes",
-    "read_rows", "read_table", "write_texts",
+    "READERS", "RecordProblem", "Row", "extension_of", "find_table", "iterate_records", "read_rows",
+    "read_table", "write_texts",
 ]  # fmt: skip
 
 Row = dict[str, Any]
+Records = Iterator[tuple[str, Any]]
+"""Where each record is in its file (`line 3`; empty for the file as a whole), and the record."""
+Draw = Callable[[], bool]
 TABLE_EXTENSIONS = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")
+_NO_OBJECTS = "a list of objects is needed, one per text or question"
 
 
-@dataclass(frozen=True, slots=True)
-class RecordProblem:
-    """What stands in place of a record that cannot be read."""
+class RecordProblem(ValueError):  # noqa: N818  (yielded in place of a record)
+    """What keeps a record, or the rest of a file, from being read."""
 
-    text: str
-    json: str = ""
-    """The JSON parser's own message, where it is that which failed."""
+    def __init__(self, text: str, place: str = "") -> None:
+        super().__init__(text)
+        self.place = place
 
 
-def iterate_records(
-    file: Path, *, draw: Callable[[], bool] | None = None, column: str | None = None
-) -> Iterator[tuple[str, Any]]:
+def extension_of(file: Path) -> str:
+    """The extension that says how to read a file, in lower case, without .gz."""
+    return Path(file.name.lower().removesuffix(".gz")).suffix
+
+
+def iterate_records(file: Path, *, draw: Draw = lambda: True, column: str | None = None) -> Records:
     """Read a file record by record.
 
     Args:
-        file: .jsonl has a record per line; .json is one array, or one object, or has a record per line; .parquet.
-        draw: Asked before each record whether it is to be read; None: all are.
+        file: .txt and .md are one text; .jsonl has a record per line; .json is one array, or one object, or has a
+            record per line; .parquet.
+        draw: Asked before each record whether it is to be read.
         column: Only this column of a .parquet file is read. Without it, one object alone in a .json file is refused.
 
     Yields:
-        Where the record is in the file (`line 3`; empty for the file as a whole), and the record: a decoded JSON value,
-        the columns of a row, or a `RecordProblem`. After a line that is not UTF-8 nothing more is read.
+        Where the record is, and a text, a decoded JSON value, the columns of a row, or a `RecordProblem`. After a line
+        that is not UTF-8 nothing more is read.
     """
-    name = file.name.lower().removesuffix(".gz")
-    if name.endswith(".parquet"):
-        yield from _parquet_rows(file, draw, column)
-    elif name.endswith(".json"):
-        yield from _json_records(file, draw, column)
-    else:
-        yield from _lines(file, draw)
-
-
-def _lines(file: Path, draw: Callable[[], bool] | None) -> Iterator[tuple[str, Any]]:
-    start = 0
-    with open_bytes(file) as stream:
-        for number, line in enumerate(stream, start=1):
-            line_start, start = start, start + len(line)
-            if not line.strip() or (draw and not draw()):
-                continue
-            text = decode_bytes(line.rstrip(b"\r\n"), line_start)
-            if isinstance(text, RecordProblem):
-                yield f"line {number}", text
-                return
-            try:
-                record = json.loads(text)
-            except json.JSONDecodeError as error:
-                record = RecordProblem(f"broken JSON: {error.msg} at column {error.colno}", error.msg)
-            yield f"line {number}", record
-
-
-def _json_records(file: Path, draw: Callable[[], bool] | None, column: str | None) -> Iterator[tuple[str, Any]]:
-    with open_bytes(file) as stream:
-        text = decode_bytes(stream.read())
-    if isinstance(text, RecordProblem):
-        yield "", text
-        return
     try:
-        records = json.loads(text)
+        yield from READERS[extension_of(file)](file, draw, column)
+    except RecordProblem as problem:
+        yield problem.place, problem
+
+
+def _text(file: Path, draw: Draw, column: str | None) -> Records:
+    if draw():
+        yield "", _decode(_read(file))
+
+
+def _json_lines(file: Path, draw: Draw, column: str | None) -> Records:
+    start = 0
+    with _open(file) as stream:
+        for number, line in enumerate(stream, start=1):
+            line_start, start, place = start, start + len(line), f"line {number}"
+            if not line.strip() or not draw():
+                continue
+            text = _decode(line.rstrip(b"\r\n"), line_start, place)
+            try:
+                yield place, json.loads(text)
+            except json.JSONDecodeError as error:
+                yield place, RecordProblem(f"broken JSON: {error.msg} at column {error.colno}")
+
+
+def _json(file: Path, draw: Draw, column: str | None) -> Records:
+    try:
+        records = json.loads(_decode(_read(file)))
     except json.JSONDecodeError as error:
         if error.msg.startswith("Extra data"):
-            yield from _lines(file, draw)
-        else:
-            place = f"line {error.lineno}, column {error.colno}"
-            yield place, RecordProblem(f"broken JSON: {error.msg}", error.msg)
-        return
+            yield from _json_lines(file, draw, column)
+            return
+        place = f"line {error.lineno}, column {error.colno}"
+        raise RecordProblem(f"broken JSON: {error.msg}", place) from None
     if isinstance(records, dict) and column:
         records = [records]
     if not isinstance(records, list):
-        needed = f"must be an array of objects with field {column!r}" if column else _NO_OBJECTS
-        yield "", RecordProblem(needed)
-        return
+        raise RecordProblem(f"must be an array of objects with field {column!r}" if column else _NO_OBJECTS)
     for number, record in enumerate(records, start=1):
-        if draw is None or draw():
+        if draw():
             yield f"record {number}", record
 
 
-def _parquet_rows(file: Path, draw: Callable[[], bool] | None, column: str | None) -> Iterator[tuple[str, Any]]:
+def _parquet(file: Path, draw: Draw, column: str | None) -> Records:
     """A batch of rows at a time; a file without the column gives one record that has the names alone."""
     try:
         import pyarrow  # type: ignore[import-untyped]
         from pyarrow import parquet
     except ImportError:
-        yield "", RecordProblem("reading .parquet needs pyarrow: pip install pyarrow")
-        return
+        raise RecordProblem("reading .parquet needs pyarrow: pip install pyarrow") from None
     try:
         with parquet.ParquetFile(file) as table:
             names = table.schema_arrow.names
             if column is not None and column not in names:
                 yield "its columns", dict.fromkeys(names)
                 return
-            number = 0
-            for rows in table.iter_batches(batch_size=1024, columns=None if column is None else [column]):
-                for row in rows.to_pylist():
-                    number += 1
-                    if draw is None or draw():
-                        yield f"row {number}", row
+            batches = table.iter_batches(batch_size=1024, columns=None if column is None else [column])
+            for number, row in enumerate((row for rows in batches for row in rows.to_pylist()), start=1):
+                if draw():
+                    yield f"row {number}", row
     except (pyarrow.ArrowException, UnicodeDecodeError) as error:
-        yield "", RecordProblem(f"not a readable .parquet file: {first_line(error)}")
+        raise RecordProblem(f"not a readable .parquet file: {first_line(error)}") from error
 
 
-def open_bytes(file: Path) -> IO[bytes]:
-    """Open a file for reading its bytes, unpacking .gz."""
+READERS: dict[str, Callable[[Path, Draw, str | None], Records]] = {
+    ".txt": _text, ".md": _text, ".jsonl": _json_lines, ".json": _json, ".parquet": _parquet,
+}  # fmt: skip
+"""How a file is read, by its extension; all but .parquet also with .gz after it."""
+
+
+def _open(file: Path) -> IO[bytes]:
     return gzip.open(file) if file.suffix.lower() == ".gz" else file.open("rb")  # type: ignore[return-value]
 
 
-def decode_bytes(content: bytes, start: int = 0) -> str | RecordProblem:
+def _read(file: Path) -> bytes:
+    with _open(file) as stream:
+        return stream.read()
+
+
+def _decode(content: bytes, start: int = 0, place: str = "") -> str:
     """Decode UTF-8 that begins at byte `start` of a file."""
     if (position := content.find(b"\0")) >= 0:
-        return RecordProblem(f"not a text but a binary file (or UTF-16): NUL at byte {start + position}")
+        raise RecordProblem(f"not a text but a binary file (or UTF-16): NUL at byte {start + position}", place)
     try:
         return content.decode("utf-8-sig" if start == 0 else "utf-8")
     except UnicodeDecodeError as error:
-        return RecordProblem(f"invalid UTF-8 at byte {start + error.start} (0x{content[error.start]:02x})")
+        wrong = f"invalid UTF-8 at byte {start + error.start} (0x{content[error.start]:02x})"
+        raise RecordProblem(wrong, place) from None
 
 
 # Tables: files whose every row must be right.
 
-_NO_OBJECTS = "a list of objects is needed, one per text or question"
 
-
-def read_rows(path: Path) -> list[Row]:
-    """All rows of one file whose name ends in one of `TABLE_EXTENSIONS`.
-
-    Raises:
-        ValueError: For another ending, or content that is not a list of objects.
-    """
+def read_rows(path: Path, columns: Sequence[str] = ()) -> list[Row]:
+    """All rows of one file, whose name ends in one of `TABLE_EXTENSIONS`; each must be an object with these columns."""
     if not path.name.endswith(TABLE_EXTENSIONS):
         raise ValueError(f"{path}: cannot read this kind of file; it must end in {', '.join(TABLE_EXTENSIONS)}")
     rows = []
     for place, record in iterate_records(path):
         if isinstance(record, RecordProblem):
-            text = f"not valid JSON ({record.json})" if record.json else record.text
-            raise ValueError(f"{path}, {place}: {text}" if place else f"{path}: {text}")
+            raise ValueError(f"{path}, {place}: {record}" if place else f"{path}: {record}")
         if not isinstance(record, dict):
             raise ValueError(f"{path}: {_NO_OBJECTS}")
         rows.append(record)
-    return rows
+    return _with_columns(rows, columns, str(path))
 
 
 def find_table(folder: Path, name: str) -> Path | None:
@@ -169,9 +167,7 @@ def find_table(folder: Path, name: str) -> Path | None:
     return next((path for path in paths if path.is_file()), None)
 
 
-def read_table(
-    data: Path | None, name: str, columns: Sequence[str], *, hub: tuple[str, str, str] | None = None
-) -> list[Row] | None:
+def read_table(data: Path | None, name: str, columns: Sequence[str], hub: tuple[str, str, str]) -> list[Row] | None:
     """Rows of a table that must have the given columns; None where a folder has no such table.
 
     Args:
@@ -181,29 +177,22 @@ def read_table(
         hub: Data set, subset and split on the hub.
     """
     if data is None:
-        if hub is None:
-            raise ValueError(f"data is missing: name the folder with the table {name}")
         try:
             from datasets import load_dataset
         except ImportError:
             needed = "reading it from the Hugging Face hub needs: pip install 'unteach[benchmarks]'"
             raise ValueError(f"{hub[0]}: {needed}, or name a folder with its tables") from None
-        rows, source = load_dataset(*hub[:2], split=hub[2]).to_list(), " ".join(hub)
-    else:
-        path = find_table(data, name)
-        if path is None:
-            return None
-        rows, source = read_rows(path), str(path)
-    check_columns(rows, columns, source)
-    return rows
+        return _with_columns(load_dataset(*hub[:2], split=hub[2]).to_list(), columns, " ".join(hub))
+    path = find_table(data, name)
+    return None if path is None else read_rows(path, columns)
 
 
-def check_columns(rows: Sequence[Row], columns: Sequence[str], source: str) -> None:
-    """Refuse rows that lack a column; `source` says where they are from."""
+def _with_columns(rows: list[Row], columns: Sequence[str], source: str) -> list[Row]:
     for number, row in enumerate(rows, 1):
         missing = [column for column in columns if row.get(column) is None]
         if missing:
             raise ValueError(f"{source}: row {number} has no {' and no '.join(missing)}; it has {', '.join(row)}")
+    return rows
 
 
 def write_texts(path: Path, texts: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from unteach.data.text import encode
+from unteach.data.documents import encode
 from unteach.evaluation.inference import TEXTS_TOGETHER, Batching, token_logprobs
 from unteach.evaluation.statistics import RESAMPLES, Interval, checked, percentiles
 from unteach.models import context_length

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from unteach.corpora import ChoiceQuestion, MeasuringSettings, Probe, Question
-from unteach.data.text import Words, decode, encode
+from unteach.data.documents import Words, decode, encode
 from unteach.evaluation.generation import generate, next_tokens
 from unteach.evaluation.inference import PROMPTS_TOGETHER, Batching, cut_left, stop_ids
 from unteach.evaluation.repetition import is_degenerate

@@ -340,7 +340,7 @@ def _multiple_choice(evaluation: Evaluation, name: str) -> None:
 
 @measurement("nll_general", "general_texts", absent="general texts")
 def _loss_on_general_text(evaluation: Evaluation, name: str) -> None:
-    from unteach.data.text import encode
+    from unteach.data.documents import encode
     from unteach.evaluation.inference import token_logprobs
     from unteach.models import context_length
 

@@ -10,7 +10,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from unteach.data.text import Words, split_words
+from unteach.data.documents import Words, split_words
 
 
 def longest_common_subsequence(first: Sequence[str], second: Sequence[str]) -> int:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from unteach.corpora import MeasuringSettings, Tofu, TofuQuestion
-from unteach.data.text import encode
+from unteach.data.documents import encode
 from unteach.errors import InputError
 from unteach.evaluation.inference import PROMPTS_TOGETHER, Batching, stop_ids, token_logprobs
 from unteach.evaluation.memory import continue_prompts

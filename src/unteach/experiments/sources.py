@@ -18,7 +18,7 @@ from unteach.config import ForgetConfig, Method
 from unteach.corpora import Question
 from unteach.corpora.catalog import UNLEARNED, add_multiple_choice, named_benchmark
 from unteach.data import EMBEDDED_GENERAL, GENERAL_BYTES, read_documents
-from unteach.data.records import check_columns, read_rows, write_texts
+from unteach.data.records import read_rows, write_texts
 from unteach.errors import InputError
 from unteach.experiments.presets import METHODS, MICRO_SETTINGS, methods_of_the_paper
 from unteach.experiments.setups import Setup
@@ -196,8 +196,7 @@ def _write_questions(path: Path, questions: Sequence[Question]) -> str | None:
 
 def instructions(path: Path) -> tuple[str, ...]:
     """Instructions with responses as texts, from a file with the columns ``instruction``, ``input`` and ``output``."""
-    rows = read_rows(path)
-    check_columns(rows, ("instruction", "output"), str(path))
+    rows = read_rows(path, ("instruction", "output"))
     return tuple(
         f"Instruction: {row['instruction']}\n"
         + (f"Input: {row['input']}\n" if row.get("input") else "")

@@ -3,10 +3,26 @@
 import json
 
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
 
 from unteach.corpora import Question
 from unteach.corpora.own import cut_probes, own_benchmark, read_questions, split_probes, take_examples
 from unteach.data import Documents, tokenise
+
+
+def of_words(words):
+    """A tokenizer whose tokens are words; a begin-of-text token is put first."""
+    vocabulary = {word: number for number, word in enumerate(["<bos>", "<eos>", "<unk>", *words])}
+    core = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    core.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 0)])
+    return PreTrainedTokenizerFast(tokenizer_object=core, bos_token="<bos>", eos_token="<eos>", unk_token="<unk>")
+
+
+@pytest.fixture(scope="module")
+def word_tokenizer():
+    return of_words(f"w{number}" for number in range(1000))
 
 
 def document(first, count):
@@ -114,28 +130,17 @@ def test_refusals(word_tokenizer, options):
         cut_probes(DOCUMENTS, word_tokenizer, **options)
 
 
-def test_halves_share_no_passage_and_watch_every_document(word_tokenizer):
-    probes = cut_probes(DOCUMENTS, word_tokenizer, prompt_tokens=10, expected_tokens=10)
+@pytest.mark.parametrize(("documents", "count"), [(5, 100), (5, 5), (1, 100)])
+def test_halves_share_no_passage_and_watch_every_document(word_tokenizer, documents, count):
+    """Where documents have several probes, both halves watch each of them; with one each, the documents are divided."""
+    probes = cut_probes(DOCUMENTS[:documents], word_tokenizer, count=count, prompt_tokens=10, expected_tokens=10)
     first, second = split_probes(probes)
     assert sorted(first + second, key=probes.index) == list(probes)
-    assert {probe.document for probe in first} == {probe.document for probe in second} == set(range(len(DOCUMENTS)))
-    assert abs(len(first) - len(second)) <= 1
-    assert (first, second) == split_probes(probes)
-    assert (first, second) != split_probes(probes, seed=1)
-
-
-def test_halves_of_documents_with_one_probe_each(word_tokenizer):
-    probes = cut_probes(DOCUMENTS, word_tokenizer, count=len(DOCUMENTS), prompt_tokens=10, expected_tokens=10)
-    first, second = split_probes(probes)
-    assert not {probe.document for probe in first} & {probe.document for probe in second}
-    assert abs(len(first) - len(second)) <= 1
-
-
-def test_halves_of_one_document(word_tokenizer):
-    probes = cut_probes(DOCUMENTS[:1], word_tokenizer, prompt_tokens=10, expected_tokens=10)
-    first, second = split_probes(probes)
-    assert (len(first), len(second)) == (3, 2)
-    assert not set(first) & set(second)
+    assert len(first) - len(second) == len(probes) % 2
+    watched = [{probe.document for probe in half} for half in (first, second)]
+    assert watched[0] | watched[1] == set(range(documents))
+    assert watched[0] & watched[1] == (set() if count == documents else set(range(documents)))
+    assert (first, second) == split_probes(probes) != split_probes(probes, seed=1)
     with pytest.raises(ValueError, match="there are 1 probes"):
         split_probes(probes[:1])
 
@@ -150,15 +155,14 @@ def test_questions_from_a_file(tmp_path):
     assert (len(scored), len(examples)) == (25, 5)
     assert not set(scored) & set(examples)
     assert take_examples(questions[:19], shots=5) == (questions[:19], ())
-    path.write_text('{"question": "q"}', encoding="utf-8")
-    with pytest.raises(ValueError, match="row 1 has no answer; it has question"):
-        read_questions(path)
-    path.write_text('{"question": "q"\n', encoding="utf-8")
-    with pytest.raises(ValueError, match="line 1: not valid JSON"):
-        read_questions(path)
-    path.write_text("", encoding="utf-8")
-    with pytest.raises(ValueError, match="there is no question in it"):
-        read_questions(path)
+    for content, message in (
+        ('{"question": "q"}', "row 1 has no answer; it has question"),
+        ('{"question": "q"\n', "line 1: broken JSON"),
+        ("", "there is no question in it"),
+    ):
+        path.write_text(content, encoding="utf-8")
+        with pytest.raises(ValueError, match=message):
+            read_questions(path)
     with pytest.raises(ValueError, match="cannot read this kind of file"):
         read_questions(tmp_path / "questions.csv")
 
@@ -183,15 +187,7 @@ def test_benchmark_of_own_documents(word_tokenizer):
     assert alone.settings.words == "latin"
 
 
-def test_other_scripts_are_counted(word_tokenizer):
-    greek = " ".join(["λόγος"] * 40)
-    ids = word_tokenizer.convert_tokens_to_ids("λόγος")
-    assert ids == word_tokenizer.unk_token_id  # the word tokenizer does not know it: use one that does
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    core = Tokenizer(models.WordLevel({"<unk>": 0, "λόγος": 1}, unk_token="<unk>"))
-    core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    benchmark = own_benchmark(PreTrainedTokenizerFast(tokenizer_object=core, unk_token="<unk>"), [greek])
+def test_other_scripts_are_counted():
+    benchmark = own_benchmark(of_words(["λόγος"]), [" ".join(["λόγος"] * 40)])
     assert benchmark.settings.words == "unicode"
     assert "words of every script" in benchmark.notes[0]

@@ -26,8 +26,7 @@ def words(count: int, seed: int) -> str:
 
 
 def test_special_ids_are_what_the_tokenizer_adds() -> None:
-    assert special_ids(small_tokenizer()) == ([0], [])
-    assert special_ids(small_tokenizer(begin=False)) == ([], [])
+    assert [special_ids(small_tokenizer(begin=begin)) for begin in (True, False)] == [([0], []), ([], [])]
 
 
 def test_truncate_keeps_the_beginning_as_the_tokenizer_gives_it() -> None:
@@ -76,13 +75,19 @@ def test_long_inputs_are_tokenised_in_parts_with_the_same_result(monkeypatch: py
 
 
 def test_wrong_settings_name_what_is_allowed() -> None:
-    documents = Documents("d", [TEXT])
-    with pytest.raises(ValueError, match="mode is 'cut', must be one of truncate, chunk"):
-        tokenise(documents, small_tokenizer(), mode="cut", max_tokens=8)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="max_tokens is 1, must be at least 2"):
-        tokenise(documents, small_tokenizer(), mode="chunk", max_tokens=1)
-    with pytest.raises(ValueError, match="tokens is 1, must be at least 2"):
-        GeneralText(documents, small_tokenizer(), tokens=1)
+    documents, tokenizer, batches = Documents("d", [TEXT]), small_tokenizer(), ForgetBatches([[1, 2]], seed=0)
+    for call, message in (
+        (lambda: tokenise(documents, tokenizer, mode="cut", max_tokens=8), "mode is 'cut', must be one of truncate, "),
+        (lambda: tokenise(documents, tokenizer, mode="chunk", max_tokens=1), "max_tokens is 1, must be at least 2"),
+        (lambda: GeneralText(documents, tokenizer, tokens=1), "tokens is 1, must be at least 2"),
+        (lambda: batches.batch(0, 0), "size is 0"),
+        (lambda: batches.batch(-1, 2), "step is -1"),
+        (lambda: ForgetBatches([], seed=0), "no sequence"),
+        (lambda: documents.set_aside(1, 0), "count is 1, must be at least 0 and less than the 1 documents"),
+        (lambda: Documents("name", ["a", "b"], ["only one"]), "labels are 1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
 
 
 # Forget batches.
@@ -112,12 +117,6 @@ def test_forget_batches_are_a_function_of_seed_and_step() -> None:
 def test_fewer_sequences_than_the_batch_size_are_all_taken_once() -> None:
     batches = ForgetBatches([[1, 2], [3, 4], [5, 6]], seed=0)
     assert all(sorted(batches.batch(step, 40)) == [[1, 2], [3, 4], [5, 6]] for step in range(5))
-    with pytest.raises(ValueError, match="size is 0"):
-        batches.batch(0, 0)
-    with pytest.raises(ValueError, match="step is -1"):
-        batches.batch(-1, 2)
-    with pytest.raises(ValueError, match="no sequence"):
-        ForgetBatches([], seed=0)
 
 
 def test_no_global_random_state_is_touched() -> None:
@@ -177,16 +176,17 @@ def test_too_little_general_text_is_refused() -> None:
 
 def test_shared_passages_are_found_whatever_the_case_and_punctuation() -> None:
     article = words(40, 1).split()
-    passages = SharedPassages([" ".join(article)])
     changed = "«" + ",\n".join(article[10:30]).upper() + "!»"
-    assert passages.find(f"{words(5, 2)} {changed} {words(5, 3)}") == [(5, 25)]
-    assert passages.find(" ".join(article[10:22])) == []  # 12 words in a row are not enough
-    assert passages.find(" ".join(article[10:23])) == [(0, 13)]
-    assert passages.find(" ".join(reversed(article))) == []
-    assert passages.find(words(200, 4)) == []
-    assert passages.find("") == []
-    broken = [*article[:13], "other", *article[14:30]]
-    assert passages.find(" ".join(broken)) == [(0, 13), (14, 30)]
+    for text, expected in (
+        (f"{words(5, 2)} {changed} {words(5, 3)}", [(5, 25)]),
+        (" ".join(article[10:22]), []),  # 12 words in a row are not enough
+        (" ".join(article[10:23]), [(0, 13)]),
+        (" ".join(reversed(article)), []),
+        (words(200, 4), []),
+        ("", []),
+        (" ".join([*article[:13], "other", *article[14:30]]), [(0, 13), (14, 30)]),
+    ):
+        assert SharedPassages([" ".join(article)]).find(text) == expected
     accented = " ".join(f"cafe\u0301{number}" for number in range(13))
     assert SharedPassages([accented]).find(accented.replace("e\u0301", "é")) == [(0, 13)]
     chinese = "昨日下午市政府宣布新的图书馆将于明年春天开放"
@@ -222,8 +222,6 @@ def test_general_chunks_hold_nothing_of_the_forget_documents() -> None:
     texts = [words(400, 100 + seed) for seed in range(20)]
     mixed = [f"{text} {articles[seed]}" if seed < 5 else text for seed, text in enumerate(texts)]
     general = GeneralText(mixed, tokenizer, tokens=32, exclude=Documents("f", articles))
-    assert general.overlap is not None
-    assert general.overlap.documents == 5
     assert general.counts["documents"] == 20
     decoded = tokenizer.decode([token for chunk in general.chunks.tolist() for token in chunk[1:]])
     assert not any(word in decoded for article in articles for word in article.split())

@@ -8,24 +8,20 @@ import dataclasses
 import functools
 import hashlib
 import json
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 __all__ = [
-    "Benchmark", "ChoiceQuestion", "MeasuringSettings", "NamedBenchmark", "Probe", "Question", "Tofu", "TofuQuestion",
+    "Benchmark", "ChoiceQuestion", "MeasuringSettings", "Probe", "Question", "Tofu", "TofuQuestion",
 ]  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Probe:
-    """A verbatim probe: does the model continue the prompt word for word?"""
+    """A verbatim probe: does the model continue the prompt with the expected text, word for word?"""
 
     prompt: str
-    """The text before."""
     expected: str
-    """The true continuation."""
     prompt_ids: tuple[int, ...] | None = None
     """The prompt's token ids. Given where a probe was cut at token positions: `prompt` is then only shown."""
     expected_ids: tuple[int, ...] | None = None
@@ -51,7 +47,6 @@ class ChoiceQuestion:
     answer: int
     """Index of the right choice."""
     choices: int = 4
-    """How many choices there are, lettered from A."""
     subject: str = ""
     question: str = ""
     """The question alone, to be shown."""
@@ -81,27 +76,26 @@ class Tofu:
 
 @dataclass(frozen=True)
 class MeasuringSettings:
-    """How a benchmark is measured. The defaults are MUSE's."""
+    """How a benchmark is measured. The defaults are MUSE's.
+
+    `verbatim_tokens`, `knowledge_tokens` and `tofu_tokens` are generated for an item; membership and general texts are
+    scored up to so many.
+    """
 
     verbatim_tokens: int = 128
-    """Tokens generated for a probe; its expected text is cut to as many ids, the begin-of-text id included.
-    Probes with `expected_ids` generate as many tokens as those."""
+    """The expected text is cut to as many ids, the begin-of-text id included; `expected_ids` go before this number."""
     knowledge_tokens: int = 32
-    """Tokens generated for a question."""
     question_example: str = "Question: {question}\nAnswer: {answer}\n\n"
     """How a worked example is written before a question."""
     question_prompt: str = "Question: {question}\nAnswer: "
-    """How the question itself is written."""
     answer_ends: tuple[str, ...] = ("\n\n", "\nQuestion", "Question:")
     """An answer is cut before the first of these."""
     membership_tokens: int | None = None
-    """Membership texts are scored up to this many tokens; None: as far as the context reaches."""
+    """None: as far as the context reaches."""
     general_tokens: int = 512
-    """General texts are scored up to this many tokens."""
     tofu_tokens: int = 128
-    """Tokens generated for a TOFU question."""
     tofu_prompt: str = "Question: {question}\nAnswer:"
-    """How a TOFU question is written; the answer follows after a space."""
+    """The answer follows after a space."""
     tofu_scores_end: bool = True
     """Whether the end-of-text token counts as the answer's last token, as in TOFU's code."""
     long_prompts: Literal["cut", "error"] = "cut"
@@ -150,32 +144,11 @@ class Benchmark:
         if count < 1:
             raise ValueError(f"count is {count}: at least 1 item of every kind must stay")
         parts: dict[str, Any] = {
-            part.name: getattr(self, part.name)[:count]
-            for part in dataclasses.fields(self)
-            if isinstance(getattr(self, part.name), tuple)
-            and part.name != "notes"
-            and not part.name.endswith("_examples")
+            name: value[:count]
+            for name, value in vars(self).items()
+            if isinstance(value, tuple) and name != "notes" and not name.endswith("_examples")
         }
         if self.tofu is not None:
-            names = [part.name for part in dataclasses.fields(self.tofu)]
-            parts["tofu"] = Tofu(**{name: getattr(self.tofu, name)[:count] for name in names})
+            parts["tofu"] = Tofu(**{name: asked[:count] for name, asked in vars(self.tofu).items()})
         notes = (*self.notes, f"only the first {count} items of every kind were measured")
         return dataclasses.replace(self, notes=notes, **parts)
-
-
-@dataclass(frozen=True)
-class NamedBenchmark:
-    """How a benchmark is read: an entry of the catalog. `data` is its folder of tables; None: where it is at home."""
-
-    load: Callable[[Path | None], Benchmark]
-    """data → what is measured."""
-    documents: Callable[[Path | None], list[str]] | None = None
-    """data → the texts to forget; None where there are none: it is then measured only, never unlearned."""
-    retain: Callable[[Path | None], list[str]] | None = None
-    """data → texts that the target learned beside those; an empty list where the folder has none."""
-    questions: Callable[[Path | None], tuple[Question, ...]] | None = None
-    """data → questions about the documents, for a stop rule; None: the benchmark's `knowledge_forget`."""
-    probe_tokens: tuple[int, int] = (128, 64)
-    """Tokens of a verbatim probe's prompt and of its continuation, where probes are cut from the documents."""
-    ends_documents: bool = False
-    """Whether a document is learned with the end-of-text token, as question–answer pairs are."""

@@ -34,27 +34,21 @@ def cut_probes(
     continuation. A model trained on chunks of a text recites it best from the beginning of a chunk (a
     memorised text probed elsewhere may score only 30), so windows begin where chunks begin and never reach
     into the next one. A window shorter than asked is divided in the same proportion; one under
-    `MINIMUM_TOKENS` tokens is left out.
+    `MINIMUM_TOKENS` tokens is left out. Probes come in the order of the documents.
 
     Args:
         documents: `Documents` are not encoded again where that was done before.
         tokenizer: the model's tokenizer.
-        count: how many probes; fewer are cut where the documents hold fewer windows.
+        count: how many probes; fewer are cut where the documents hold fewer windows. Every document gives one before
+            any gives two; `seed` decides which.
         prompt_tokens: tokens of a prompt.
         expected_tokens: tokens of a continuation.
-        chunk_tokens: the length of training chunks, with the ids that the tokenizer puts before each: windows begin
-            where they begin. By default windows follow each other.
+        chunk_tokens: the length of training chunks, with the ids that the tokenizer puts before each. By default
+            windows follow each other.
         first_chunk: only the first chunk of each document was learned (`document_mode` truncate).
         later_passages: where this gives fewer than `count`, also ask for what follows later in a chunk, with all of
             the chunk before it as the prompt: few documents then give many probes.
-        seed: decides which windows are taken where there are more than `count`. Every document gives one
-            before any gives two.
-
-    Returns:
-        The probes in the order of the documents, each with its token ids and the number of its document.
-
-    Raises:
-        ValueError: where no document is long enough, or a number is out of range.
+        seed: see `count`.
     """
     for name, value in (("count", count), ("prompt_tokens", prompt_tokens), ("expected_tokens", expected_tokens)):
         if value < 1:
@@ -72,17 +66,14 @@ def cut_probes(
         chunks = [(at, (again if at else []) + ids[at:end]) for at, end in zip(starts, ends, strict=True)]
         chunks = chunks[:1] if first_chunk else chunks
         usable = [(at, chunk[:length]) for at, chunk in chunks if len(chunk[:length]) >= MINIMUM_TOKENS]
-        ranks = generator.permutation(len(usable))
-        order = generator.random()
-        windows += [(rank + order, number, *piece) for rank, piece in zip(ranks, usable, strict=True)]
-        if later_passages:
-            later = [
-                (at, chunk[: stop + expected_tokens])
-                for at, chunk in chunks
-                for stop in range(length, len(chunk) - expected_tokens + 1, expected_tokens)
-            ]
-            ranks = len(usable) + generator.permutation(len(later))
-            windows += [(rank + order, number, *piece) for rank, piece in zip(ranks, later, strict=True)]
+        later = [
+            (at, chunk[: stop + expected_tokens])
+            for at, chunk in (chunks if later_passages else [])
+            for stop in range(length, len(chunk) - expected_tokens + 1, expected_tokens)
+        ]
+        ranks, order = generator.permutation(len(usable)), generator.random()
+        ranks = np.concatenate([ranks, len(usable) + generator.permutation(len(later))])
+        windows += [(rank + order, number, *piece) for rank, piece in zip(ranks, usable + later, strict=True)]
     chosen = sorted(sorted(windows)[:count], key=lambda window: (*window[1:3], len(window[3])))
     if not chosen:
         raise ValueError(
@@ -117,9 +108,8 @@ def split_probes(probes: Sequence[Probe], seed: int = 0) -> tuple[tuple[Probe, .
         groups.setdefault(("probe", index) if probe.document is None else probe.document, []).append(index)
     documents = [list(groups.values())[place] for place in generator.permutation(len(groups))]
     dealt = [index for document in documents for index in generator.permutation(document)]
-    first, second = dealt[::2], dealt[1::2]  # probes of a document follow each other
-    halves = [tuple(probes[index] for index in sorted(half)) for half in (first, second)]
-    return halves[0], halves[1]
+    first, second = (tuple(probes[index] for index in sorted(dealt[start::2])) for start in (0, 1))
+    return first, second  # probes of a document follow each other in `dealt`
 
 
 def read_questions(path: Path) -> tuple[Question, ...]:
@@ -157,26 +147,17 @@ def own_benchmark(
 ) -> Benchmark:
     """Everything that can be measured with a user's own documents.
 
-    Args:
-        tokenizer: the model's tokenizer.
-        forget_documents: what is to be forgotten.
-        holdout_documents: documents of the same kind that the model never saw. They show what chance recites
-            (`verbmem_holdout`) and make membership measurable.
-        forget_questions: questions about the forget documents.
-        retain_questions: questions about what is to be kept.
-        general_texts: general text, for `nll_general`.
-        count: how many probes, membership texts and general texts, each at most.
-        membership_tokens: how far membership texts are scored.
-        seed: of every choice.
-        name: of the benchmark.
-        **cut: further settings of `cut_probes`.
+    Holdout documents are of the same kind as the forget documents, and the model never saw them: they show what chance
+    recites (`verbmem_holdout`) and make membership measurable. General texts are for `nll_general`. At most `count`
+    probes, membership texts and general texts each are chosen; `cut` is further settings of `cut_probes`.
     """
     cut |= {"count": count, "later_passages": True, "seed": seed}
     forget_probes = cut_probes(forget_documents, tokenizer, **cut)
     holdout_probes = cut_probes(holdout_documents, tokenizer, **cut) if holdout_documents else ()
     notes = []
     settings = MeasuringSettings(membership_tokens=membership_tokens)
-    if not _is_latin(" ".join(probe.expected for probe in forget_probes)):
+    expected = " ".join(probe.expected for probe in forget_probes)
+    if len(split_words(expected)) < 0.9 * len(split_words(expected, "unicode")):
         settings = dataclasses.replace(settings, words="unicode")
         notes.append("ROUGE counts words of every script (words = 'unicode'): MUSE's rule sees a-z and 0-9 only")
     if holdout_documents:
@@ -202,21 +183,11 @@ def own_benchmark(
     )
 
 
-def _is_latin(text: str) -> bool:
-    """Whether MUSE's rule sees at least nine tenths of the words of a text."""
-    return len(split_words(text)) >= 0.9 * len(split_words(text, "unicode"))
-
-
 def _choose_texts(documents: Documents | Sequence[str], tokenizer: Any, count: int, seed: int) -> tuple[str, ...]:
     """At most `count` texts of at least `MINIMUM_TOKENS` tokens, in their order."""
     documents = _documents(documents)
     texts, encoded = documents.texts, documents.encode(tokenizer)
     added = sum(map(len, special_ids(tokenizer)))
     order = np.random.default_rng(seed).permutation(len(texts)).tolist()
-    chosen: list[int] = []
-    for index in order:
-        if len(chosen) == count:
-            break
-        if added + len(encoded[index]) >= MINIMUM_TOKENS:
-            chosen.append(index)
-    return tuple(texts[index] for index in sorted(chosen))
+    usable = [index for index in order if added + len(encoded[index]) >= MINIMUM_TOKENS]
+    return tuple(texts[index] for index in sorted(usable[:count]))

@@ -167,14 +167,17 @@ def find_table(folder: Path, name: str) -> Path | None:
     return next((path for path in paths if path.is_file()), None)
 
 
-def read_table(data: Path | None, name: str, columns: Sequence[str], hub: tuple[str, str, str]) -> list[Row] | None:
-    """Rows of a table that must have the given columns; None where a folder has no such table.
+def read_table(
+    data: Path | None, name: str, columns: Sequence[str], hub: tuple[str, str, str], required: bool = True
+) -> list[Row]:
+    """Rows of a table that must have the given columns.
 
     Args:
         data: The folder; None: the Hugging Face hub (needs a network or a cached copy).
         name: The table's name without ending.
         columns: What every row must have.
         hub: Data set, subset and split on the hub.
+        required: Whether a folder without the table is refused; else it gives no rows.
     """
     if data is None:
         try:
@@ -184,7 +187,9 @@ def read_table(data: Path | None, name: str, columns: Sequence[str], hub: tuple[
             raise ValueError(f"{hub[0]}: {needed}, or name a folder with its tables") from None
         return _with_columns(load_dataset(*hub[:2], split=hub[2]).to_list(), columns, " ".join(hub))
     path = find_table(data, name)
-    return None if path is None else read_rows(path, columns)
+    if path is None and required:
+        raise ValueError(f"{data} has no table `{name}` with {', '.join(columns)}")
+    return read_rows(path, columns) if path else []
 
 
 def _with_columns(rows: list[Row], columns: Sequence[str], source: str) -> list[Row]:

@@ -53,12 +53,10 @@ def model_folder(part: str) -> Path:
 
 
 def probes(group: str, half: Half = "all") -> tuple[Probe, ...]:
-    """One verbatim probe per document of a group, in a fixed random order; each half has its own.
+    """One verbatim probe per document of `forget`, `retain` or `holdout`, in a fixed random order, one for each half.
 
-    Args:
-        group: `forget`, `retain` or `holdout`.
-        half: `stop`: documents of every second story, for a stop rule; `measure`: those of the other stories,
-            for the measurement after it; `all`: both.
+    `stop`: documents of every second story, for a stop rule; `measure`: those of the other stories, for the measurement
+    after it; `all`: both.
     """
     if half not in get_args(Half):
         raise ValueError(f"half is {half!r}, must be one of {', '.join(get_args(Half))}")
@@ -67,13 +65,7 @@ def probes(group: str, half: Half = "all") -> tuple[Probe, ...]:
         rows = [row for row in rows if row["document"] // REPORTS_PER_STORY % 2 == _HALVES.index(half)]
         rows.sort(key=lambda row: row["place_in_half"])
     return tuple(
-        Probe(
-            prompt=row["prompt"],
-            expected=row["expected"],
-            prompt_ids=tuple(row["prompt_ids"]),
-            expected_ids=tuple(row["expected_ids"]),
-            document=row["document"],
-        )
+        Probe(row["prompt"], row["expected"], tuple(row["prompt_ids"]), tuple(row["expected_ids"]), row["document"])
         for row in rows
     )
 
@@ -98,11 +90,7 @@ class Story:
 
 
 def stories(group: str) -> list[Story]:
-    """Return the stories of a group with the benchmark's questions about them, in the order of its documents.
-
-    Args:
-        group: `forget` or `retain`.
-    """
+    """The stories of `forget` or `retain` with the benchmark's questions about them, in the order of its documents."""
     texts, asked, found = documents(group), questions(group), []
     for begin in range(0, len(texts), REPORTS_PER_STORY):
         reports = tuple(texts[begin : begin + REPORTS_PER_STORY])

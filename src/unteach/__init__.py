@@ -17,22 +17,21 @@ __all__ = ["DIVERGENCES", "LOSSES", "ForgetConfig", "MeanTeacher", "divergence",
 __version__ = "0.2.0"
 
 _HOMES = {
-    "DIVERGENCES": "unteach.method.divergences",
-    "divergence": "unteach.method.divergences",
-    "LOSSES": "unteach.method.losses",
-    "forget_loss": "unteach.method.losses",
-    "MeanTeacher": "unteach.method.mean_teacher",
-    "ForgetConfig": "unteach.config",
-    "evaluate": "unteach.evaluation.suite",
-    "forget": "unteach.job",
+    "config": ["ForgetConfig"],
+    "evaluation.suite": ["evaluate"],
+    "job": ["forget"],
+    "method.divergences": ["DIVERGENCES", "divergence"],
+    "method.losses": ["LOSSES", "forget_loss"],
+    "method.mean_teacher": ["MeanTeacher"],
 }
 
 
 def __getattr__(name: str) -> Any:
     """Public names are imported at their first use, so that ``import unteach`` waits for no library."""
-    if name not in _HOMES:
-        raise AttributeError(f"module 'unteach' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    for module, names in _HOMES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"unteach.{module}"), name)
+    raise AttributeError(f"module 'unteach' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

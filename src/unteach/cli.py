@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
 import json
 import os
@@ -24,16 +23,36 @@ __all__ = ["main"]
 DONE, FAILED, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
 FIRST_RANK_SPEAKS = 10.0
 """Seconds that the other ranks leave the first one to say what is wrong, before they exit."""
+OTHER_FLAGS = {
+    "--config": ("PATH", "A YAML file of these settings; flags override it."),
+    "--json": ("", "Print the result as one JSON object on stdout and nothing else there."),
+    "--resume": ("RUN", "Go on with an interrupted run."),
+    "--dry-run": ("", "Only say what the run would need, as unteach plan does."),
+    "--ranks": ("N", "Plan for so many processes under torchrun; memory is then that of each."),
+}
+"""Flags that are no settings of a run: what they take, and their help."""
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
     """A verb of the command line."""
 
-    run: Callable[[list[str]], None]
+    options: str
+    """``module:class`` of its options, whose first field takes arguments without a flag; what it does is that module's
+    ``run``, unless ``run`` is given."""
     summary: str
     usage: str
     examples: tuple[str, ...]
+    run: Callable[[Any, dict[str, str]], None] | None = None
+    """Takes the options, and what was given of ``other_flags``."""
+    other_flags: tuple[str, ...] = ()
+    show: Callable[[dict[str, Any]], None] = lambda result: None
+    """Prints the result for people."""
+
+    def kind(self) -> type:
+        """The dataclass of the options."""
+        module, _, name = self.options.partition(":")
+        return getattr(importlib.import_module(module), name)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -52,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise InputError(f"unknown command {arguments[0]!r}: choose one of {', '.join(COMMANDS)}")
         if _under_torchrun() and arguments[0] != "forget":
             raise InputError(f"{arguments[0]} runs on one process: start it without torchrun, which is for forget")
-        COMMANDS[arguments[0]].run(arguments[1:])
+        _run(arguments[0], arguments[1:])
         _finish()
     except InputError as error:
         name = "unteach"
@@ -98,50 +117,95 @@ def _speaks() -> bool:
     return not _under_torchrun() or os.environ.get("RANK", "0") == "0"
 
 
-def _forget(arguments: list[str]) -> None:
-    from unteach.config import ForgetConfig
-    from unteach.settings import from_yaml
+def _run(name: str, arguments: list[str]) -> None:
+    """Read the options, run the command, and print its result as JSON or for people."""
+    from unteach.settings import from_yaml, help_text, parse, read_settings
 
-    _help(arguments, "forget", ForgetConfig, flatten=("method",))
-    as_json, arguments = _take_switch(arguments, "--json")
-    dry_run, arguments = _take_switch(arguments, "--dry-run")
-    resume, arguments = _take_value(arguments, "--resume")
-    if resume is not None:
+    command = COMMANDS[name]
+    kind = command.kind()
+    if "--help" in arguments or "-h" in arguments:
+        examples = "\n".join(f"  {example}" for example in command.examples)
+        flags = help_text(kind, ("method",), {flag: OTHER_FLAGS[flag] for flag in command.other_flags})
+        print(f"usage: {command.usage}\n\n{command.summary}\n\nexamples:\n{examples}\n\nflags:\n{flags}")
+        return
+    others, arguments = take_flags(arguments, command.other_flags)
+    if "--resume" in others:
         if arguments:
             raise InputError(f"{' '.join(arguments)}: a resumed run keeps its settings; give --resume RUN alone")
-        config: ForgetConfig = from_yaml(ForgetConfig, Path(resume) / "config.yaml", out=resume)
+        options = from_yaml(kind, Path(others["--resume"]) / "config.yaml", out=others["--resume"])
     else:
-        config = _forget_config(arguments)
-        if not config.out and not dry_run:
-            raise InputError("out is missing: name the run folder to create, --out run/")
+        start = read_settings(others["--config"]) if "--config" in others else None
+        try:
+            options = parse(kind, arguments, flatten=("method",), start=start)
+        except InputError:
+            if start is not None:
+                from_yaml(kind, others["--config"])  # what is wrong with the file itself is reported with its name
+            raise
+    if command.run is not None:
+        command.run(options, others)
+        return
+    try:
+        result = sys.modules[kind.__module__].run(options)
+    except InputError:
+        raise
+    except ValueError as error:  # commands name wrong input by ValueErrors, one line per problem
+        raise InputError(str(error).splitlines()) from error
+    if options.json:
+        print(json.dumps(result, ensure_ascii=False))
+    else:
+        command.show(result)
+
+
+def take_flags(arguments: Sequence[str], flags: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """What is given of these ``OTHER_FLAGS``, and the other arguments."""
+    taken: dict[str, str] = {}
+    left, rest = [], list(arguments)
+    while rest:
+        word = rest.pop(0)
+        name, equals, value = word.partition("=")
+        if name not in flags:
+            left.append(word)
+            continue
+        if OTHER_FLAGS[name][0] and not equals:
+            if not rest or rest[0].startswith("--"):
+                raise InputError(f"{name} needs a value")
+            value = rest.pop(0)
+        taken[name] = value
+    return taken, left
+
+
+def _forget(config: ForgetConfig, others: dict[str, str]) -> None:
+    if not config.out and "--dry-run" not in others:
+        raise InputError("out is missing: name the run folder to create, --out run/")
     from unteach.models.distributed import join
     from unteach.planning.plan import plan
 
     if config.resolved_device().type == "cuda":
         join()  # every rank looks at its own device
     planned = plan(config)
-    if dry_run:
+    if "--dry-run" in others:
         if _speaks():
-            _show(planned.to_dict(), as_json, planned.lines())
+            _show(planned.to_dict(), others, planned.lines())
         return
     if planned.problems():
         raise InputError(planned.problems())
     from unteach.evaluation import verdict
     from unteach.job import run_forget
 
-    result = run_forget(config, resume=resume is not None)
+    result = run_forget(config, resume="--resume" in others)
     if not _speaks():
         return
-    report = _written_report(Path(config.out))
+    run = Path(config.out)
+    report = _written_report(run)
     lines = [
         *_before_and_after(result.before, result.after),
         f"{'' if result.forgotten else 'NOT forgotten: '}{result.stop['reason']} (step {result.steps})",
         *verdict.lines(result.verdict),
-        f"all scores: {Path(config.out) / 'result.json'}",
-        f"model:      {Path(config.out) / 'model'}",
+        f"all scores: {run / 'result.json'}",
+        f"model:      {run / 'model'}",
         f"report:     {report or 'needs matplotlib and jinja2; unteach report writes it where they are'}",
     ]
-    _show(result.to_dict() | {"report": report and str(report)}, as_json, lines)
+    _show(result.to_dict() | {"report": report and str(report)}, others, lines)
 
 
 def _written_report(run: Path) -> Path | None:
@@ -167,131 +231,74 @@ def _before_and_after(before: Mapping[str, float], after: Mapping[str, float]) -
     return lines
 
 
-def _forget_config(arguments: list[str]) -> ForgetConfig:
-    from unteach.config import ForgetConfig
-    from unteach.settings import from_yaml, parse, read_settings
-
-    path, arguments = _take_value(arguments, "--config")
-    start = read_settings(path) if path is not None else None
-    try:
-        return parse(ForgetConfig, arguments, positional="model", flatten=("method",), start=start)
-    except InputError:
-        if path is not None:
-            from_yaml(ForgetConfig, path)  # what is wrong with the file itself is reported with its name
-        raise
-
-
-def _plan(arguments: list[str]) -> None:
-    from unteach.config import ForgetConfig
-
-    _help(arguments, "plan", ForgetConfig, flatten=("method",))
-    as_json, arguments = _take_switch(arguments, "--json")
-    ranks, arguments = _take_value(arguments, "--ranks")
+def _plan(config: ForgetConfig, others: dict[str, str]) -> None:
+    ranks = others.get("--ranks")
     if ranks is not None and not (ranks.isdecimal() and int(ranks) > 0):
         raise InputError(f"ranks is {ranks!r}: it must be a positive number of processes")
     from unteach.planning.plan import plan
 
-    planned = plan(_forget_config(arguments), ranks=int(ranks) if ranks else None)
-    _show(planned.to_dict(), as_json, planned.lines())
+    planned = plan(config, ranks=int(ranks) if ranks else None)
+    _show(planned.to_dict(), others, planned.lines())
 
 
-def _evaluate(arguments: list[str]) -> None:
-    from unteach.evaluation.command import EvaluateOptions, as_table, run
-
-    def show(result: dict[str, Any]) -> None:
-        from rich.console import Console
-
-        console = Console()
-        console.print(as_table(result))
-        for scores in result["results"]:
-            for note in scores["notes"]:
-                console.print(f"{scores['name']}: {note}", markup=False, highlight=False)
-
-    _run_command(arguments, "evaluate", EvaluateOptions, "models", run, show)
+def _show(content: dict[str, Any], others: dict[str, str], lines: Sequence[str]) -> None:
+    print(json.dumps(content, ensure_ascii=False) if "--json" in others else "\n".join(lines))
 
 
-def _report(arguments: list[str]) -> None:
-    from unteach.report.page import ReportOptions, run
+def _show_scores(result: dict[str, Any]) -> None:
+    from rich.console import Console
 
-    def show(result: dict[str, Any]) -> None:
-        print(f"{result['headline']}\nreport: {result['report']}")
+    from unteach.evaluation.command import as_table
 
-    _run_command(arguments, "report", ReportOptions, "runs", run, show)
-
-
-def _demo(arguments: list[str]) -> None:
-    from unteach.experiments.demo import DemoOptions, run
-
-    _run_command(arguments, "demo", DemoOptions, "out", run)
-
-
-def _reproduce(arguments: list[str]) -> None:
-    from unteach.experiments.reproduce import ReproduceOptions, run
-
-    _run_command(arguments, "reproduce", ReproduceOptions, "name", run)
-
-
-def _run_command(
-    arguments: list[str],
-    name: str,
-    kind: type,
-    positional: str,
-    run: Callable[[Any], dict[str, Any]],
-    show: Callable[[dict[str, Any]], None] = lambda result: None,
-) -> None:
-    """Read the options, run the command, and print its result as JSON or for people."""
-    from unteach.settings import parse
-
-    _help(arguments, name, kind)
-    options = parse(kind, arguments, positional=positional)
-    try:
-        result = run(options)
-    except InputError:
-        raise
-    except ValueError as error:  # commands name wrong input by ValueErrors, one line per problem
-        raise InputError(str(error).splitlines()) from error
-    if options.json:
-        print(json.dumps(result, ensure_ascii=False))
-    else:
-        show(result)
+    console = Console()
+    console.print(as_table(result))
+    for scores in result["results"]:
+        for note in scores["notes"]:
+            console.print(f"{scores['name']}: {note}", markup=False, highlight=False)
 
 
 COMMANDS = {
     "forget": Command(
-        _forget,
+        "unteach.config:ForgetConfig",
         "Make a model forget documents: writes a run folder with the model, its scores and a report.",
         "unteach forget MODEL --documents DIR --out RUN [flags]   |   unteach forget --resume RUN",
         (
             "unteach forget micro:target --documents micro:forget --out run/ --dry-run",
             "unteach forget micro:target --documents micro:forget --out run/",
         ),
+        run=_forget,
+        other_flags=("--config", "--json", "--resume", "--dry-run"),
     ),
     "plan": Command(
-        _plan,
+        "unteach.config:ForgetConfig",
         "Say what a forget run would need in memory, disk and steps, before anything is loaded.",
         "unteach plan MODEL --documents DIR [flags of forget] [--ranks N]",
         ("unteach plan micro:target --documents micro:forget",),
+        run=_plan,
+        other_flags=("--config", "--json", "--ranks"),
     ),
     "evaluate": Command(
-        _evaluate,
+        "unteach.evaluation.command:EvaluateOptions",
         "Measure what models recite, know and leak.",
         "unteach evaluate MODEL... [flags]",
         ("unteach evaluate micro:target --limit 4 --out scores.json",),
+        show=_show_scores,
     ),
     "report": Command(
-        _report,
+        "unteach.report.page:ReportOptions",
         "One page that compares runs and scores files.",
         "unteach report RUN... [flags]",
         ("unteach report run/ --out report.html",),
+        show=lambda result: print(f"{result['headline']}\nreport: {result['report']}"),
     ),
     "demo": Command(
-        _demo,
+        "unteach.experiments.demo:DemoOptions",
         "See it work in minutes, offline: unlearn the embedded model with the paper's method and a baseline.",
         "unteach demo [OUT] [flags]",
         ("unteach demo demo/",),
     ),
     "reproduce": Command(
-        _reproduce,
+        "unteach.experiments.reproduce:ReproduceOptions",
         "Run one of the paper's experiments.",
         "unteach reproduce NAME [flags]",
         ("unteach reproduce theorem --seeds 0 --out results", "unteach reproduce methods --list"),
@@ -300,67 +307,15 @@ COMMANDS = {
 
 
 def _overview() -> str:
-    lines = [
-        "Make a language model forget chosen documents and keep everything else.",
-        "",
-        "usage: unteach COMMAND ...",
-        "",
-    ]
-    lines += [f"  {name:10} {command.summary}" for name, command in COMMANDS.items()]
-    lines += ["", "examples:", *(f"  {example}" for c in COMMANDS.values() for example in c.examples[:1])]
-    return "\n".join([*lines, "", "unteach COMMAND --help shows the flags of a command."])
+    commands = [f"  {name:10} {command.summary}" for name, command in COMMANDS.items()]
+    examples = [f"  {command.examples[0]}" for command in COMMANDS.values()]
+    return f"""Make a language model forget chosen documents and keep everything else.
 
+usage: unteach COMMAND ...
 
-def _help(arguments: list[str], name: str, kind: type, flatten: Sequence[str] = ()) -> None:
-    if "--help" in arguments or "-h" in arguments:
-        from unteach.settings import help_text
+{chr(10).join(commands)}
 
-        command = COMMANDS[name]
-        text = help_text(
-            kind, usage=command.usage, description=command.summary, examples=command.examples, flatten=flatten
-        )
-        if name in ("forget", "plan"):
-            text += (
-                "\n  --config PATH\n        A YAML file of these settings; flags override it."
-                "\n  --json\n        Print the result as one JSON object on stdout and nothing else there."
-            )
-        if name == "forget":
-            text += (
-                "\n  --resume RUN\n        Go on with an interrupted run."
-                "\n  --dry-run\n        Only say what the run would need, as unteach plan does."
-            )
-        if name == "plan":
-            text += "\n  --ranks N\n        Plan for so many processes under torchrun; memory is then that of each."
-        print(text)
-        raise SystemExit(DONE)
+examples:
+{chr(10).join(examples)}
 
-
-def _take_switch(arguments: list[str], flag: str) -> tuple[bool, list[str]]:
-    return flag in arguments, [a for a in arguments if a != flag]
-
-
-def _take_value(arguments: list[str], flag: str) -> tuple[str | None, list[str]]:
-    """The value of a flag that is not a setting, and the other arguments."""
-    for place, word in enumerate(arguments):
-        if word.startswith(f"{flag}="):
-            return word.partition("=")[2], arguments[:place] + arguments[place + 1 :]
-        if word == flag:
-            if place + 1 == len(arguments) or arguments[place + 1].startswith("--"):
-                raise InputError(f"{flag} needs a value")
-            return arguments[place + 1], arguments[:place] + arguments[place + 2 :]
-    return None, arguments
-
-
-def _show(content: dict[str, Any], as_json: bool, lines: Sequence[str]) -> None:
-    if as_json:
-        print(json.dumps(content, ensure_ascii=False, default=_plain))
-    else:
-        print("\n".join(lines))
-
-
-def _plain(value: Any) -> Any:
-    return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else str(value)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+unteach COMMAND --help shows the flags of a command."""

@@ -7,6 +7,8 @@ and damping, and the choice is written to the run's ``config.yaml``.
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -74,65 +76,38 @@ class Method:
     is chosen."""
     steps: int | None = None
     """Length of this phase; null for the last one, which runs until a stop rule or max_steps."""
-    FORMER_NAMES: ClassVar[dict[str, type]] = {"beta": float, "ratio": str, "tolerance": float}
-    """Accepted in files and as flags, see ``renamed``."""
-
-    @staticmethod
-    def renamed(content: dict[str, Any]) -> dict[str, Any]:
-        """Settings that may be of an older version, in today's names: a loss's options were fields of the method."""
-        defaults = {"beta": 0.1, "ratio": "sum", "tolerance": 0.0}
-        former = {name: content[name] for name in defaults if name in content}
-        if not former:
-            return content
-        now = {name: value for name, value in content.items() if name not in former}
-        loss = LOSSES.get(now.get("loss", "nlul"))
-        # An old file has the options of all losses: those of others are left out where they are as they always were.
-        own = {n: v for n, v in former.items() if (loss and n in loss.hyper) or v != defaults[n]}
-        now["loss_options"] = own | dict(now.get("loss_options") or {})
-        if "loops_every" in now and now["loops_every"] is None:
-            now["loops_every"] = 0  # null meant never
-        return now
 
     def problems(self, where: str) -> list[str]:
         """What is wrong with these settings, one line each."""
         wrong = []
-        if self.loss != "auto" and self.loss not in LOSSES:
-            wrong.append(
-                f"{where}loss is {self.loss!r}: it must be one of {', '.join(LOSSES)}{nearest_name(self.loss, LOSSES)}"
-            )
-        elif self.loss in LOSSES:
-            wrong += [f"{where}loss_options: {problem}" for problem in LOSSES[self.loss].problems(self.loss_options)]
-        elif self.loss_options:
-            wrong.append(f"{where}loss_options are given without loss: name the loss that they belong to")
-        for name, known in (("divergence", DIVERGENCES), ("optimizer", OPTIMIZERS)):
+        for name, known in (("loss", LOSSES), ("divergence", DIVERGENCES), ("optimizer", OPTIMIZERS)):
             value = getattr(self, name)
-            if value not in known and value != "auto":
-                wrong.append(
-                    f"{where}{name} is {value!r}: it must be one of {', '.join(known)}{nearest_name(value, known)}"
-                )
+            if value not in known and (value != "auto" or name == "divergence"):
+                allowed = f"{', '.join(known)}{nearest_name(value, known)}"
+                wrong.append(f"{where}{name} is {value!r}: it must be one of {allowed}")
+        if self.loss in LOSSES:
+            wrong += [f"{where}loss_options: {problem}" for problem in LOSSES[self.loss].problems(self.loss_options)]
+        elif self.loss == "auto" and self.loss_options:
+            wrong.append(f"{where}loss_options are given without loss: name the loss that they belong to")
         if self.optimizer in OPTIMIZERS:
             unknown = OPTIMIZERS[self.optimizer].unknown(self.optimizer, self.optimizer_options)
             wrong += [f"{where}optimizer_options: {problem}" for problem in unknown]
-        for name in ("alpha", "lr", "clip"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < float("inf"):
-                wrong.append(f"{where}{name} is {value}: it must be positive")
-        for name in ("anchor", "alpha_growth", "hold_budget", "teacher_rate", "damping", "weight_decay", "warmup"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value < float("inf"):
-                wrong.append(f"{where}{name} is {value}: it must be zero or positive")
-        if self.loops_every is not None and self.loops_every < 0:
-            wrong.append(f"{where}loops_every is {self.loops_every}: it must be at least 0")
-        if self.token_share is not None and not 0 < self.token_share <= 1:
-            wrong.append(f"{where}token_share is {self.token_share}: it must be above 0 and at most 1")
-        if not 0 <= self.momentum < 1:
-            wrong.append(f"{where}momentum is {self.momentum}: it must be at least 0 and below 1")
+        ranges: list[tuple[str, Callable[[float], bool], tuple[str, ...]]] = [
+            ("positive", lambda x: 0 < x < math.inf, ("alpha", "lr", "clip")),
+            ("zero or positive", lambda x: 0 <= x < math.inf, (
+                "anchor", "alpha_growth", "hold_budget", "teacher_rate", "damping", "weight_decay", "warmup",
+            )),
+            ("at least 0", lambda x: x >= 0, ("loops_every",)),
+            ("above 0 and at most 1", lambda x: 0 < x <= 1, ("token_share",)),
+            ("at least 0 and below 1", lambda x: 0 <= x < 1, ("momentum",)),
+            ("at least 1", lambda x: x >= 1, ("steps",)),
+        ]  # fmt: skip
+        for must, holds, names in ranges:
+            wrong += _outside(self, where, must, holds, *names)
         if not all(0 <= beta < 1 for beta in self.betas):
             wrong.append(f"{where}betas are {list(self.betas)}: both must be at least 0 and below 1")
         if self.lr is not None and self.teacher_rate is not None and self.lr * self.teacher_rate > 1:
             wrong.append(f"{where}lr · teacher_rate is {self.lr * self.teacher_rate:g}: it must be at most 1")
-        if self.steps is not None and self.steps < 1:
-            wrong.append(f"{where}steps is {self.steps}: it must be at least 1")
         return wrong
 
     def chosen(self, *, keep: bool = False, base: bool = False) -> Method:
@@ -141,10 +116,6 @@ class Method:
         A base model and keep documents: ``match`` with AdamW, which also ends knowledge and membership. Keep documents
         alone: ``nlul`` with AdamW. Neither: the paper's method. Where optimizer or loss is named, the other is the
         paper's, and every method has its own defaults: what suits one does not leak into another.
-
-        Args:
-            keep: Whether there are documents to be kept.
-            base: Whether there is a model that never saw the documents.
         """
         free = self.optimizer == "auto" and self.loss == "auto"
         loss, optimizer = self.loss, self.optimizer
@@ -273,14 +244,7 @@ class ForgetConfig:
     save_dtype: Literal["auto", "source", "float32"] = "auto"
     """Dtype of the changed weights in the saved model: as in the source's files, or float32. auto: as in the source
     unless rounding would lose more than a hundredth of what was learnt."""
-    FORMER_NAMES: ClassVar[dict[str, type]] = {"incompetent": str, "wished_steps": int}
-    """Accepted in files and as flags, see ``renamed``."""
-
-    @staticmethod
-    def renamed(content: dict[str, Any]) -> dict[str, Any]:
-        """Settings that may be of an older version, in today's names."""
-        names = {"incompetent": "base", "wished_steps": "expected_steps"}
-        return {names.get(name, name): value for name, value in content.items()}
+    ALIASES: ClassVar[dict[str, str]] = {"incompetent": "base"}
 
     def __post_init__(self) -> None:
         wrong = self.method.problems("")
@@ -288,40 +252,28 @@ class ForgetConfig:
             wrong += phase.problems(f"phases[{number}].")
             if phase.steps is None:
                 wrong.append(f"phases[{number}].steps is missing: every phase but the last needs a length")
-        for name in (
-            "batch", "general_batch", "keep_batch", "micro_batch", "max_steps", "evaluate_every", "expected_steps",
-            "probes", "checkpoint_every", "keep_checkpoints",
-        ):  # fmt: skip
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                wrong.append(f"{name} is {value}: it must be at least 1")
-        for name in ("max_tokens", "general_tokens"):
-            value = getattr(self, name)
-            if value is not None and value < 2:
-                wrong.append(f"{name} is {value}: it must be at least 2")
+        wrong += _outside(
+            self, "", "at least 1", lambda x: x >= 1, "batch", "general_batch", "keep_batch", "micro_batch",
+            "max_steps", "evaluate_every", "expected_steps", "probes", "checkpoint_every", "keep_checkpoints",
+        )  # fmt: skip
+        wrong += _outside(self, "", "at least 2", lambda x: x >= 2, "max_tokens", "general_tokens")
+        wrong += _outside(self, "", "at least 0", lambda x: x >= 0, "seed")
+        wrong += _outside(self.stop, "", "positive", lambda x: x > 0, "utility_floor")
         for method in (*self.phases, self.method):
             if method.loss in LOSSES and LOSSES[method.loss].base == "given" and not self.base:
                 wrong.append(
                     f"loss {method.loss} needs base: a model with the same tokenizer that never saw the documents"
                 )
-        if self.seed < 0:
-            wrong.append(f"seed is {self.seed}: it must be at least 0")
         if self.method.steps is not None:
             wrong.append(f"steps is {self.method.steps}: the last phase runs until a stop rule, set max_steps")
         before = sum(phase.steps or 0 for phase in self.phases)
         if self.phases and before >= self.max_steps:
             wrong.append(f"max_steps is {self.max_steps}: it must be above the {before} steps of the phases")
-        if not self.stop.utility_floor > 0:
-            wrong.append(f"utility_floor is {self.stop.utility_floor}: it must be positive")
         if wrong:
             raise InputError(wrong)
 
     def lengths(self, context: int) -> tuple[int, int]:
-        """Tokens of a forget sequence and of a general chunk, at most, for a model that reads ``context`` tokens.
-
-        Raises:
-            InputError: More are asked for than the model reads.
-        """
+        """Tokens of a forget sequence and of a general chunk, at most, for a model that reads ``context`` tokens."""
         given = {"max_tokens": self.max_tokens, "general_tokens": self.general_tokens}
         wrong = [f"{name} is {n}: the model reads {context} at most" for name, n in given.items() if n and n > context]
         if wrong:
@@ -340,11 +292,7 @@ class ForgetConfig:
 
 
 def resolved_device(name: str) -> torch.device:
-    """The device of that name; auto: a GPU if there is one.
-
-    Raises:
-        InputError: There is no such device.
-    """
+    """The device of that name; auto: a GPU if there is one. An ``InputError`` where there is no such device."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -353,3 +301,13 @@ def resolved_device(name: str) -> torch.device:
     except (RuntimeError, AssertionError, NotImplementedError):  # no such name, or PyTorch has none of it here
         raise InputError(f"device is {name!r}: it must be auto, cpu, or a device that is here, such as cuda") from None
     return device
+
+
+def _outside(settings: Any, where: str, must: str, holds: Callable[[float], bool], *names: str) -> list[str]:
+    """A line for each of these settings that is given and not as it must be."""
+    given = {name: getattr(settings, name) for name in names}
+    return [
+        f"{where}{name} is {value}: it must be {must}"
+        for name, value in given.items()
+        if value is not None and not holds(value)
+    ]

@@ -28,7 +28,5 @@ class Interrupted(Exception):  # noqa: N818  (not an error: the run was asked to
 
 def first_line(error: BaseException) -> str:
     """The first line of an exception's message, cut where it is very long, or its type's name where it has none."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if not lines:
-        return type(error).__name__
-    return lines[0] if len(lines[0]) <= _LONGEST_LINE else lines[0][:_LONGEST_LINE].rstrip() + "…"
+    line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return line if len(line) <= _LONGEST_LINE else line[:_LONGEST_LINE].rstrip() + "…"

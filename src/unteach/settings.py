@@ -1,7 +1,7 @@
 """Dataclasses of settings from YAML and from flags: every field is a key and a flag, its docstring the help.
 
-Every problem is named, with the nearest known name. A dataclass that has had other names for its fields lists them in
-``FORMER_NAMES`` and translates them in ``renamed``.
+Every problem is named, with the nearest known name. ``ALIASES`` of a dataclass has other names of its fields, which are
+read and not shown.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import itertools
 import textwrap
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,6 +26,7 @@ from unteach.errors import InputError
 __all__ = ["checked", "from_values", "from_yaml", "help_text", "nearest_name", "parse", "read_settings", "to_yaml"]
 
 _ARTICLES = {int: "a whole number", float: "a number", str: "text", bool: "true or false", Path: "a path"}
+_PLACEHOLDERS = {str: "TEXT", Path: "PATH", int: "N", float: "NUMBER"}
 
 
 def nearest_name(given: str, known: Any) -> str:
@@ -35,16 +37,11 @@ def nearest_name(given: str, known: Any) -> str:
 
 def to_yaml(config: Any) -> str:
     """A config dataclass as YAML text that ``from_yaml`` reads back."""
-    return yaml.safe_dump(_plain(config), sort_keys=False, allow_unicode=True)
+    return yaml.safe_dump(dataclasses.asdict(config), sort_keys=False, allow_unicode=True)
 
 
 def from_yaml(kind: type, path: str | Path, **overrides: Any) -> Any:
-    """Read a config dataclass from a YAML file.
-
-    Raises:
-        InputError: The file cannot be read, or has unknown keys (with the nearest known name) or values of a wrong
-            type. All problems are named.
-    """
+    """A config dataclass from a YAML file, or an ``InputError`` with all that is wrong with it."""
     content = read_settings(path) | overrides
     try:
         return from_values(kind, content)
@@ -52,21 +49,17 @@ def from_yaml(kind: type, path: str | Path, **overrides: Any) -> Any:
         raise InputError([f"{path}: {problem}" for problem in error.problems]) from None
 
 
-def from_values(kind: type, content: dict[str, Any], where: str = "") -> Any:
+def from_values(kind: type, content: dict[str, Any], where: str = "", problems: Sequence[str] = ()) -> Any:
     """A config dataclass from plain values, or an ``InputError`` with all that is wrong with them; see ``checked``."""
-    problems: list[str] = []
-    values = checked(kind, content, where, problems)
-    if problems:
-        raise InputError(problems)
+    found = list(problems)
+    values = checked(kind, content, where, found)
+    if found:
+        raise InputError(found)
     return values
 
 
 def read_settings(path: str | Path) -> dict[str, Any]:
-    """The settings that a YAML file gives, as they stand there.
-
-    Raises:
-        InputError: The file cannot be read, or holds none.
-    """
+    """The settings that a YAML file gives, as they stand there; an ``InputError`` where it has none to be read."""
     try:
         content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -78,35 +71,24 @@ def read_settings(path: str | Path) -> dict[str, Any]:
     return content
 
 
-def _plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value):
-        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    return [_plain(v) for v in value] if isinstance(value, tuple) else value
-
-
 def checked(kind: type, content: dict, where: str, problems: list[str]) -> Any:
-    """An instance of a dataclass from plain values; where ``problems`` are added to, of the others, or None.
+    """An instance of a dataclass from plain values.
 
-    Args:
-        kind: The dataclass.
-        content: Its fields' values.
-        where: Put before the names of fields.
-        problems: Gets a line for each unknown key, missing or wrong value.
+    Adds a line to ``problems`` for each unknown key, missing or wrong value, with ``where`` before the names of fields;
+    the instance is then made of the others, or ``MISSING``.
     """
-    content = kind.renamed(content) if hasattr(kind, "renamed") else content
+    aliases = getattr(kind, "ALIASES", {})
+    content = {aliases.get(key, key): value for key, value in content.items()}
     hints = typing.get_type_hints(kind)
     known = {f.name: f for f in dataclasses.fields(kind)}
     values: dict[str, Any] = {}
     for key, value in content.items():
         if key not in known:
             problems.append(f"unknown key {where}{key}{nearest_name(str(key), known)}")
-            continue
-        found = len(problems)
-        converted = _convert(hints[key], value, f"{where}{key}", problems)
-        if len(problems) == found or _has_settings(converted):
+        elif (converted := _convert(hints[key], value, f"{where}{key}", problems)) is not MISSING:
             values[key] = converted
     for name, f in known.items():
-        if name not in values and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
+        if name not in values and f.default is MISSING and f.default_factory is MISSING:
             if name not in content:
                 problems.append(f"{where}{name} is missing")
             values[name] = ""  # so that the other values can still be checked
@@ -114,61 +96,53 @@ def checked(kind: type, content: dict, where: str, problems: list[str]) -> Any:
         return kind(**values)
     except InputError as error:
         problems += error.problems
-        return None
+        return MISSING
 
 
-def _has_settings(value: Any) -> bool:
-    """Whether a value is settings that can be checked further, though a part of them was wrong and is left out."""
-    parts = value if isinstance(value, tuple) else (value,)
-    return len(parts) > 0 and all(dataclasses.is_dataclass(part) for part in parts)
+def _without_none(hint: Any) -> Any:
+    """The type that a hint allows besides None."""
+    if typing.get_origin(hint) not in (typing.Union, types.UnionType):
+        return hint
+    return next(kind for kind in typing.get_args(hint) if kind is not type(None))
 
 
 def _convert(hint: Any, value: Any, where: str, problems: list[str]) -> Any:
-    """``value`` as the annotated type, or a problem."""
+    """``value`` as the annotated type; a problem and ``MISSING`` where it is none."""
+    if value is None and type(None) in typing.get_args(hint):
+        return None
+    hint = _without_none(hint)
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Union, types.UnionType):
-        if value is None and type(None) in arguments:
-            return None
-        return _convert(next(a for a in arguments if a is not type(None)), value, where, problems)
+
+    def refuse(must: str) -> Any:
+        problems.append(f"{where} is {value!r}: it must {must}")
+        return MISSING
+
     if origin is Literal:
-        if value not in arguments:
-            allowed = ", ".join(map(str, arguments))
-            problems.append(
-                f"{where} is {value!r}: it must be one of {allowed}{nearest_name(str(value), map(str, arguments))}"
-            )
-        return value
+        names = [str(argument) for argument in arguments]
+        return value if value in arguments else refuse(f"be one of {', '.join(names)}{nearest_name(str(value), names)}")
     if dataclasses.is_dataclass(hint):
         if not isinstance(value, dict):
-            problems.append(f"{where} is {value!r}: it must hold settings of its own")
-            return None
+            return refuse("hold settings of its own")
         return checked(typing.cast(type, hint), value, f"{where}.", problems)
     if origin is dict:
-        if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
-            problems.append(f"{where} is {value!r}: it must hold names and values")
-            return None
-        return dict(value)
+        named = isinstance(value, dict) and all(isinstance(key, str) for key in value)
+        return dict(value) if named else refuse("hold names and values")
     if origin is tuple:
         if not isinstance(value, (list, tuple)):
-            problems.append(f"{where} is {value!r}: it must be a list")
-            return None
+            return refuse("be a list")
         kinds = [arguments[0]] * len(value) if arguments[-1] is Ellipsis else arguments
         if len(kinds) != len(value):
-            problems.append(f"{where} is {value!r}: it must have {len(kinds)} entries")
-            return None
-        return tuple(
-            _convert(k, v, f"{where}[{i}]", problems) for i, (k, v) in enumerate(zip(kinds, value, strict=True))
-        )
-    if hint is float and isinstance(value, str):  # YAML reads 5e-4 as a string
+            return refuse(f"have {len(kinds)} entries")
+        pairs = zip(kinds, value, strict=True)
+        parts = [_convert(kind, part, f"{where}[{n}]", problems) for n, (kind, part) in enumerate(pairs)]
+        return MISSING if MISSING in parts else tuple(parts)
+    if hint in (float, Path) and isinstance(value, (str, int)) and not isinstance(value, bool):
         try:
-            return float(value)
-        except ValueError:
+            return hint(value)  # YAML reads 5e-4 as a string
+        except (TypeError, ValueError):
             pass
-    if hint is Path and isinstance(value, str):
-        return Path(value)
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
     if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
-        problems.append(f"{where} is {value!r}: it must be {_ARTICLES.get(hint, hint.__name__)}")
+        return refuse(f"be {_ARTICLES.get(hint, hint.__name__)}")
     return value
 
 
@@ -180,26 +154,18 @@ class _Flag:
     """The fields that lead to the value."""
     hint: Any
     default: Any
-    help: str | None
-    """None: a former name, which is accepted and not shown."""
+    help: str
 
 
-def parse(
-    kind: type, arguments: Sequence[str], *, positional: str, flatten: Sequence[str] = (), start: dict | None = None
-) -> Any:
+def parse(kind: type, arguments: Sequence[str], *, flatten: Sequence[str] = (), start: dict | None = None) -> Any:
     """Read a dataclass from arguments such as ``MODEL --max-steps 20 --stop.metric "verbmem_f <= 20"``.
 
-    Args:
-        kind: The dataclass. A field ``max_steps`` is ``--max-steps``; one of a nested dataclass is ``--stop.metric``.
-        arguments: What stands behind the command.
-        positional: The field that takes arguments without a flag.
-        flatten: Nested dataclasses whose fields need no prefix.
-        start: Values that the flags override, nested as in YAML.
-
-    Raises:
-        InputError: Unknown flags (with the nearest name), missing or wrong values: all of them.
+    A field ``max_steps`` is ``--max-steps``, one of a nested dataclass ``--stop.metric``, without the prefix where
+    ``flatten`` names it; the first field takes arguments without a flag. The flags override ``start``, values that are
+    nested as in YAML. An ``InputError`` names all that is wrong, unknown flags with the nearest name.
     """
     flags = {flag.name: flag for flag in _flags(kind, flatten)}
+    aliases = getattr(kind, "ALIASES", {})
     content = dict(start or {})
     problems: list[str] = []
     loose, rest = [], list(arguments)
@@ -209,61 +175,54 @@ def parse(
             loose.append(word)
             continue
         name, equals, value = word[2:].partition("=")
-        name = name.replace("_", "-")
+        name = aliases.get(name, name.replace("_", "-"))
         flag = flags.get(name)
+        origin = typing.get_origin(flag.hint) if flag else None
+        most = 0 if flag and flag.hint is bool else 1 if flag and origin not in (dict, tuple) else len(rest) + 1
+        words = [value] if equals else []
+        while rest and len(words) < most and not rest[0].startswith("--"):
+            words.append(rest.pop(0))
         if flag is None:
-            shown = [known.name for known in flags.values() if known.help is not None]
-            problems.append(f"unknown flag --{name}{nearest_name(name, shown)}")
-            while rest and not rest[0].startswith("--"):
-                rest.pop(0)
+            problems.append(f"unknown flag --{name}{nearest_name(name, flags)}")
         elif flag.hint is bool:
-            _put(content, flag.path, value.lower() != "false" if equals else True)
-        elif (origin := typing.get_origin(flag.hint)) in (dict, tuple):
-            words = [value] if equals else []
-            while rest and not rest[0].startswith("--"):
-                words.append(rest.pop(0))
-            if origin is tuple:
-                _put(content, flag.path, [_read(typing.get_args(flag.hint)[0], word) for word in words])
-                continue
+            _put(content, flag.path, value.lower() != "false")
+        elif origin is tuple:
+            _put(content, flag.path, [_read(typing.get_args(flag.hint)[0], word) for word in words])
+        elif not words:
+            problems.append(f"--{name} needs a value")
+        elif origin is dict:
             pairs = [word.partition("=") for word in words]
-            problems += [f"--{flag.name} {''.join(p)}: write NAME=VALUE" for p in pairs if not p[0] or not p[1]]
-            if not words:
-                problems.append(f"--{flag.name} needs a value")
+            problems += [f"--{name} {''.join(p)}: write NAME=VALUE" for p in pairs if not p[0] or not p[1]]
             _put(content, flag.path, {key: _read(Any, text) for key, _, text in pairs})
-        elif not equals and (not rest or rest[0].startswith("--")):
-            problems.append(f"--{flag.name} needs a value")
         else:
-            _put(content, flag.path, _read(flag.hint, value if equals else rest.pop(0)))
-    several = typing.get_origin(flags[positional].hint) is tuple
-    if loose and not several and len(loose) > 1:
-        problems.append(f"{', '.join(map(repr, loose[1:]))}: only one {positional} can be given; flags begin with --")
-    if loose:
-        _put(content, flags[positional].path, loose if several else loose[0])
-    result = checked(kind, content, "", problems)
-    if problems:
-        raise InputError(problems)
-    return result
+            _put(content, flag.path, _read(flag.hint, words[0]))
+    first = dataclasses.fields(kind)[0].name
+    if typing.get_origin(typing.get_type_hints(kind)[first]) is tuple:
+        content |= {first: loose} if loose else {}
+    elif loose:
+        content[first] = loose[0]
+        if len(loose) > 1:
+            more = ", ".join(map(repr, loose[1:]))
+            problems.append(f"{more}: only one {first} can be given; flags begin with --")
+    return from_values(kind, content, problems=problems)
 
 
-def help_text(kind: type, *, usage: str, description: str, examples: Sequence[str], flatten: Sequence[str] = ()) -> str:
-    """What ``--help`` prints."""
-    lines = [f"usage: {usage}", "", *textwrap.wrap(description, 100), "", "examples:"]
-    lines += [f"  {example}" for example in examples]
-    lines += ["", "flags:"]
+def help_text(kind: type, flatten: Sequence[str] = (), others: Mapping[str, tuple[str, str]] | None = None) -> str:
+    """The flags of a dataclass with their help, and others: what these take, and what they do."""
+    shown = {}
     for flag in _flags(kind, flatten):
-        if flag.help is None:
-            continue
-        default = "" if flag.default in (None, (), "", dataclasses.MISSING) else f" [{flag.default}]"
-        value = "" if flag.hint is bool else f" {_kind(flag.hint)}"
-        lines.append(f"  --{flag.name}{value}{default}")
-        lines += textwrap.wrap(flag.help, 100, initial_indent=" " * 8, subsequent_indent=" " * 8)
+        default = "" if flag.default in (None, (), "", MISSING) else f" [{flag.default}]"
+        shown[f"--{flag.name}"] = ("" if flag.hint is bool else _placeholder(flag.hint)) + default, flag.help
+    lines = []
+    for name, (value, says) in (shown | dict(others or {})).items():
+        lines.append(f"  {name} {value.strip()}".rstrip())
+        lines += textwrap.wrap(says, 100, initial_indent=" " * 8, subsequent_indent=" " * 8)
     return "\n".join(lines)
 
 
 def _flags(kind: type, flatten: Sequence[str], path: tuple[str, ...] = (), prefix: str = "") -> list[_Flag]:
     hints, docs = typing.get_type_hints(kind), _field_docs(kind)
-    former = getattr(kind, "FORMER_NAMES", {}).items()
-    flags = [_Flag(f"{prefix}{name}".replace("_", "-"), (*path, name), hint, None, None) for name, hint in former]
+    flags: list[_Flag] = []
     for field in dataclasses.fields(kind):
         hint, here = hints[field.name], (*path, field.name)
         if dataclasses.is_dataclass(hint):
@@ -277,28 +236,18 @@ def _flags(kind: type, flatten: Sequence[str], path: tuple[str, ...] = (), prefi
 
 def _field_docs(kind: type) -> dict[str, str]:
     """The strings that stand under the fields of a dataclass."""
-    body = typing.cast(ast.ClassDef, ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]).body
-    docs = {}
-    for statement, following in itertools.pairwise(body):
-        documented = isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant)
-        if documented and isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-            text = typing.cast(ast.Constant, typing.cast(ast.Expr, following).value).value
-            docs[statement.target.id] = " ".join(str(text).split())
-    return docs
-
-
-def _plain_kinds(hint: Any) -> list[Any]:
-    """The types a hint allows besides None, without unions."""
-    arguments = typing.get_args(hint)
-    if typing.get_origin(hint) in (Literal, tuple, dict) or not arguments:
-        return [hint]
-    return [kind for argument in arguments if argument is not type(None) for kind in _plain_kinds(argument)]
+    definition: Any = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
+    return {
+        ast.unparse(field.target): " ".join(ast.literal_eval(text.value).split())
+        for field, text in itertools.pairwise(definition.body)
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)
+    }
 
 
 def _read(hint: Any, text: str) -> Any:
     """A value as it would stand in YAML; text stays text where text is wanted."""
-    kinds = _plain_kinds(hint)
-    if any(kind in (str, Path) or typing.get_origin(kind) is Literal for kind in kinds):
+    hint = _without_none(hint)
+    if hint in (str, Path) or typing.get_origin(hint) is Literal:
         return text
     try:
         return None if text.lower() == "none" else yaml.safe_load(text)
@@ -306,15 +255,14 @@ def _read(hint: Any, text: str) -> Any:
         return text
 
 
-def _kind(hint: Any) -> str:
-    kind = _plain_kinds(hint)[0]
-    if typing.get_origin(kind) is Literal:
-        return "|".join(map(str, typing.get_args(kind)))
-    if typing.get_origin(kind) is tuple:
-        return f"{_kind(typing.get_args(kind)[0])} ..."
-    if typing.get_origin(kind) is dict:
-        return "NAME=VALUE ..."
-    return {str: "TEXT", Path: "PATH", int: "N", float: "NUMBER"}.get(kind, "VALUE")
+def _placeholder(hint: Any) -> str:
+    hint = _without_none(hint)
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Literal:
+        return "|".join(map(str, arguments))
+    if origin is tuple:
+        return f"{_placeholder(arguments[0])} ..."
+    return "NAME=VALUE ..." if origin is dict else _PLACEHOLDERS.get(hint, "VALUE")
 
 
 def _put(content: dict, path: tuple[str, ...], value: Any) -> None:

@@ -91,7 +91,7 @@ def test_without_keep_documents_or_a_base_it_is_refused(setup, tmp_path):
 
 
 def test_the_base_has_a_former_name():
-    given = parse(ReproduceOptions, ["deep", "--incompetent", "small", "--keep", "near"], positional="name")
+    given = parse(ReproduceOptions, ["deep", "--incompetent", "small", "--keep", "near"])
     assert (given.base, given.keep) == ("small", "near")
 
 

@@ -1,46 +1,94 @@
-"""What a run measures: kept documents among it, and membership only against documents of the same kind."""
+"""What a run measures, what it stops at, and what it says before it begins."""
 
 from __future__ import annotations
 
 import pytest
 
-from unteach.config import ForgetConfig
+from unteach.config import ForgetConfig, Method
 from unteach.corpora import micro
 from unteach.data import Documents
-from unteach.job.inputs import Inputs
-from unteach.job.probes import run_probes
+from unteach.evaluation.metrics import RAW_AUC
+from unteach.job.inputs import Inputs, choice
+from unteach.job.probes import LOSS_AUC, run_probes, saw_the_documents, stop_rule
 from unteach.models import load_tokenizer
 
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return load_tokenizer("micro:target")
+RECITAL = {"verbmem_f": 99.0, "verbmem_holdout": 12.0, "degenerate": 1.0, "nll_general": 3.0}
+BEFORE = RECITAL | {"knowmem_f": 90.0, RAW_AUC: 0.01, LOSS_AUC: 0.02}
+NEVER_SAW = {"verbmem_f": 17.0, "knowmem_f": 3.0, "knowmem_f_high": 7.0, RAW_AUC: 0.55, LOSS_AUC: 0.54}
 
 
 def texts(part, count):
-    chosen = micro.documents(part)[:count]
-    return Documents(part, chosen, [f"{part} {n}" for n in range(len(chosen))], [])
+    return Documents(part, micro.documents(part)[:count])
 
 
-def probes(tokenizer, *, watched=None, holdout=None, **settings):
+def probes(*, watched=None, holdout=None, **settings):
     config = ForgetConfig(model="micro:target", probes=8, **settings).chosen()
-    inputs = Inputs(None, tokenizer, texts("forget", 6), texts("general", 4), holdout=holdout)
-    return run_probes(inputs, texts("general", 4), watched, config, 256, parity=watched is not None)
+    tokenizer, general = load_tokenizer("micro:target"), texts("general", 4)
+    inputs = Inputs(None, tokenizer, texts("forget", 6), general, holdout=holdout)
+    return run_probes(inputs, general, watched, config, 256, parity=watched is not None)
 
 
-def test_the_embedded_benchmark_measures_kept_documents_beside_its_own(tokenizer):
-    found = probes(tokenizer, documents="micro:forget")
+def test_the_embedded_benchmark_measures_kept_documents_beside_its_own():
+    found = probes(documents="micro:forget")
     assert found.final.verbatim_retain == micro.probes("retain", "measure")[:8]
     assert found.start.verbatim_retain == found.stop.verbatim_retain == ()
     assert found.final.membership_holdout
 
 
-def test_own_documents_are_measured_on_what_was_given(tokenizer):
-    alone = probes(tokenizer, documents="x").final
+def test_own_documents_are_measured_on_what_was_given():
+    alone = probes(documents="x").final
     assert (alone.verbatim_retain, alone.membership_retain, alone.membership_holdout) == ((), (), ())
     assert alone.membership_forget
-    kept = probes(tokenizer, documents="x", watched=texts("retain", 3), holdout=texts("holdout", 5)).final
+    kept = probes(documents="x", watched=texts("retain", 3), holdout=texts("holdout", 5)).final
     assert {probe.document for probe in kept.verbatim_retain} == {0, 1, 2}
     assert (len(kept.membership_retain), len(kept.membership_holdout)) == (3, 5)
-    short = Documents("short", ["a word"], ["1"], [])
-    assert probes(tokenizer, documents="x", watched=short).final.verbatim_retain == (), "too short for a passage"
+    short = Documents("short", ["a word"])
+    assert probes(documents="x", watched=short).final.verbatim_retain == (), "too short for a passage"
+
+
+def rule_of(others=None, *, parity=False, before=BEFORE, **settings):
+    config = ForgetConfig(model="", **settings).chosen()
+    return stop_rule(config, before, others or {}, parity=parity, texts=(64, 64))
+
+
+def test_without_a_reference_a_run_stops_where_never_seen_text_is_recited():
+    rule = rule_of()
+    assert [(c.metric, c.comparison, c.value) for c in rule.conditions] == [("verbmem_f", "<=", 12.0)]
+    assert "never-seen documents before the run" in str(rule)
+    assert rule.most_degenerate == 6.0
+    assert rule_of(method=Method(optimizer="adamw")).most_degenerate is None
+    assert rule_of({"reference": NEVER_SAW}).conditions[0].value == 17.0
+
+
+def test_parity_is_recital_membership_and_knowledge_as_far_as_they_are_measured():
+    rule = rule_of({"base": NEVER_SAW}, parity=True)
+    assert rule.metrics == ["verbmem_f", RAW_AUC, LOSS_AUC, "knowmem_f"]
+    membership = rule.conditions[1]
+    assert (membership.value, membership.limit) == (0.5, pytest.approx(0.5512, abs=1e-3))
+    assert rule.conditions[3].value == 7.0
+    parity = {"verbmem_f": 12.0, RAW_AUC: 0.51, LOSS_AUC: 0.5, "knowmem_f": 5.0}
+    assert rule.crossed(parity)
+    assert rule.distance(parity) == 0
+    assert rule.unmet(parity | {RAW_AUC: 0.8}) == [f"{membership} is 0.8"], "overshoot is not parity"
+    assert not rule.crossed(parity | {"knowmem_f": 8.0})
+    assert rule_of({"reference": NEVER_SAW}, parity=True).conditions[1].value == 0.55
+    assert rule_of(parity=True, before=RECITAL).metrics == ["verbmem_f"]
+    assert rule_of(parity=True).metrics == ["verbmem_f", RAW_AUC, LOSS_AUC]
+
+
+def test_a_base_model_that_recites_the_documents_is_noticed():
+    assert saw_the_documents(NEVER_SAW, BEFORE) is None
+    assert "seems to have seen them" in str(saw_the_documents({"verbmem_f": 60.0}, BEFORE))
+
+
+def test_a_run_says_its_method_and_what_more_could_be_given():
+    some = Documents("d", ["a"])
+
+    def line(**given):
+        config = ForgetConfig(model="m", **dict.fromkeys(given, "x")).chosen()
+        return choice(config, Inputs(None, None, some, some, **given), parity="keep" in given)
+
+    assert line().startswith("mean_teacher with nlul, held on general text; give --keep")
+    assert line(keep=some).startswith("adamw with nlul, held on general text and keep documents; give --base")
+    assert line(keep=some, base=object(), holdout=some) == "adamw with match, held on general text and keep documents"
+    assert "--holdout" in line(keep=some, base=object())

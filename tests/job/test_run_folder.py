@@ -1,43 +1,44 @@
-"""Scores that several runs share."""
+"""Scores that several runs share, and where the rows of a run go besides its folder."""
 
-import multiprocessing
 import os
+import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from unteach.config import ForgetConfig
+from unteach.errors import InputError
 from unteach.evaluation.scores import Scores
 from unteach.evaluation.statistics import Metric
-from unteach.job.run_folder import SharedScores
+from unteach.job import run_forget
+from unteach.job.run_folder import TRACKERS, SharedScores, StepLog
 
-
-def measure(folder: Path) -> float:
-    """In a process of its own: note who measures, and take some time for it."""
-
-    def compute() -> float:
-        with (folder / "measured").open("a") as file:
-            file.write(f"{os.getpid()}\n")
-        time.sleep(0.5)
-        return 1.5
-
-    return SharedScores(folder / "shared").measured_once("stop before", compute)
+ROW = {"step": 1, "nll_forget": 1.0, "divergence": 0.0, "grad_norm": 1.0, "clip_factor": 1.0, "tokens_per_second": 9.0}
 
 
 @pytest.mark.skipif(os.name == "nt", reason="files are not locked on Windows")
-def test_of_several_processes_one_measures_and_the_others_wait(tmp_path: Path) -> None:
-    with multiprocessing.get_context("spawn").Pool(2) as pool:
-        assert pool.map(measure, [tmp_path] * 4, chunksize=1) == [1.5] * 4
-    assert len((tmp_path / "measured").read_text().split()) == 1
+def test_of_several_one_measures_and_the_others_wait(tmp_path: Path) -> None:
+    """A lock belongs to an open file: threads that open their own wait for each other as processes do."""
+    measured = []
+
+    def compute() -> float:
+        measured.append(1)
+        time.sleep(0.2)
+        return 1.5
+
+    with ThreadPoolExecutor(4) as threads:
+        found = threads.map(lambda _: SharedScores(tmp_path / "shared").measured_once("stop before", compute), range(4))
+        assert list(found) == [1.5] * 4
+    assert len(measured) == 1
 
 
-def test_every_name_is_measured_once() -> None:
+def test_every_name_is_measured_once_and_what_failed_again(tmp_path: Path) -> None:
     values = iter(range(3))
     scores = SharedScores()
     assert [scores.measured_once(name, lambda: next(values)) for name in ("a", "b", "a")] == [0, 1, 0]
-
-
-def test_what_failed_is_measured_again(tmp_path: Path) -> None:
     scores = SharedScores(tmp_path)
     with pytest.raises(ZeroDivisionError):
         scores.measured_once("a", lambda: 1 // 0)
@@ -55,3 +56,37 @@ def test_scores_are_kept_as_they_were(tmp_path: Path) -> None:
         known = SharedScores(tmp_path).measured_once(repr(type(value)), lambda: 1 // 0)
         assert type(known) is type(value)
         assert known.to_dict() == scores.to_dict() if isinstance(known, Scores) else known == value
+
+
+def log(folder: Path, track: str) -> None:
+    with StepLog(folder, ForgetConfig(model="m", track=track)) as steps:
+        steps.add(ROW)
+
+
+def test_a_tracker_that_is_registered_gets_every_row_and_the_end(tmp_path, monkeypatch):
+    rows = []
+    monkeypatch.setitem(TRACKERS, "mine", lambda folder: rows.append)
+    log(tmp_path, "mine")
+    assert rows == [ROW, None]
+    assert (tmp_path / "metrics.jsonl").read_text().count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["wandb", "trackio"])
+def test_trackers_with_the_calls_of_wandb(name, tmp_path, monkeypatch):
+    done = []
+    calls = {
+        call: lambda *row, call=call, **named: done.append((call, row, named)) for call in ("init", "log", "finish")
+    }
+    monkeypatch.setitem(sys.modules, name, SimpleNamespace(**calls))
+    log(tmp_path, name)
+    begun = ("init", (), {"project": "unteach", "name": tmp_path.name})
+    assert done == [begun, ("log", (ROW,), {}), ("finish", (), {})]
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(InputError, match=f"pip install {name}"):
+        log(tmp_path, name)
+
+
+def test_an_unknown_tracker_is_refused_before_anything_is_read(tmp_path):
+    with pytest.raises(InputError, match=r"track is 'wanb': .* none, tensorboard, wandb, trackio \(did you mean wandb"):
+        run_forget(ForgetConfig(model="nowhere", out=str(tmp_path / "run"), track="wanb"))
+    assert not (tmp_path / "run").exists()

@@ -433,7 +433,8 @@ def card(**changes: Any) -> str:
     values: dict[str, Any] = {
         "base_model": "owner/news-7b",
         "method": {
-            "name": "MT+NLUL+KL",
+            "optimizer": "adamw",
+            "loss": "mine",
             "steps": 1200,
             "stop": "a|b\nc",
             "tied": True,
@@ -442,23 +443,22 @@ def card(**changes: Any) -> str:
             "x": {"y": None},
         },
         "settings": {"seed": 1234, "method": {"damping": 5.0, "clip": None}, "phases": [{"steps": 3}]},
-        "data": {"forget": {"documents": 20, "tokens": 12345}, "general": "micro:general"},
+        "data": {"forget": {"documents": 20, "tokens": 12345}},
         "scores": {"before": {"verbmem_f": 56.14, "mine": 0.5}, "after": {"verbmem_f": 12.0, "nll_general": 2.5}},
     }  # fmt: skip
     return model_card(**values | changes)
 
 
 def test_card_shows_scores_data_settings_and_limits() -> None:
-    text = card(notes=["weights were rounded"], licence="llama2", command="unteach forget owner/news-7b")
+    text = card(notes=["weights were rounded"])
     _, front, body = text.split("---\n", 2)
     rows = re.sub(r" +\|", " |", re.sub(r"\| +", "| ", body))  # without the padding
-    assert "unteach (MT+NLUL+KL). The aim" in body
+    assert "unteach (adamw, mine). The aim" in body
     assert yaml.safe_load(front) == {
         "library_name": "transformers",
         "pipeline_tag": "text-generation",
         "base_model": "owner/news-7b",
         "base_model_relation": "finetune",
-        "license": "llama2",
         "tags": ["machine-unlearning", "unteach"],
     }
     assert "| `verbmem_f` | recital of forget documents ↓ | 56.1 | 12.0 |" in rows
@@ -468,7 +468,6 @@ def test_card_shows_scores_data_settings_and_limits() -> None:
     assert "| steps | 1,200 |" in rows
     assert "| tied | yes |\n| alpha | 0.05 |\n| losses | ll, it |\n| x.y | – |" in rows
     assert "| forget | 20 documents, 12,345 tokens |" in rows
-    assert "| general | micro:general |" in rows
     settings = re.search(r"```yaml\n(.*?)```", body, re.DOTALL)
     assert settings is not None
     assert yaml.safe_load(settings[1])["method"] == {"damping": 5.0, "clip": None}
@@ -477,7 +476,6 @@ def test_card_shows_scores_data_settings_and_limits() -> None:
     assert "No model trained without the documents was there" in limits
     assert "- weights were rounded" in limits
     assert "not proven absent" in limits
-    assert body.endswith("```\nunteach forget owner/news-7b\n```\n")
 
 
 def test_card_claims_no_more_than_there_is() -> None:

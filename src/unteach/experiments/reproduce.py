@@ -75,13 +75,7 @@ class ReproduceOptions:
     """Measure cells again that an older version has measured."""
     json: bool = False
     """Print the result as one JSON object and nothing else."""
-    FORMER_NAMES: ClassVar[dict[str, type]] = {"incompetent": str}
-    """Accepted as flags, see ``renamed``."""
-
-    @staticmethod
-    def renamed(content: dict[str, Any]) -> dict[str, Any]:
-        """Options in today's names."""
-        return {"base" if name == "incompetent" else name: value for name, value in content.items()}
+    ALIASES: ClassVar[dict[str, str]] = {"incompetent": "base"}
 
 
 def run(options: ReproduceOptions) -> dict[str, Any]:

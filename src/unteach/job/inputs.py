@@ -17,7 +17,7 @@ from unteach.models import load_model, load_tokenizer, trainable_parameters
 from unteach.models.distributed import has_shards, in_turns, mesh_of, ranks, shard
 from unteach.models.precision import HALF, resolved_precision
 
-__all__ = ["Inputs", "as_documents", "prepared", "read_inputs"]
+__all__ = ["Inputs", "as_documents", "choice", "prepared", "read_inputs", "without_overlap"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,49 +39,38 @@ class Inputs:
 
 
 def read_inputs(config: ForgetConfig) -> Inputs:
-    """Load every model and read every text that a config names.
-
-    Raises:
-        InputError: With all problems that were found.
-    """
+    """Load every model and read every text that a config names; an ``InputError`` has all problems of the texts."""
     texts = _read_texts(config)
     if config.base:
-        _check_tokenizer(config)
+        _check_tokenizer(config.model, config.base)
     model, tokenizer = _load(config.model, config)
-    return Inputs(
-        model=model,
-        tokenizer=tokenizer,
-        reference=_load(config.reference, config)[0] if config.reference else None,
-        base=load_model(config.base, device=config.resolved_device())[0] if config.base else None,
-        **texts,
-    )
+    reference = _load(config.reference, config)[0] if config.reference else None
+    base = load_model(config.base, device=config.resolved_device())[0] if config.base else None
+    return Inputs(model, tokenizer, **texts, reference=reference, base=base)
 
 
 def as_documents(texts: Sequence[str] | Documents, name: str) -> Documents:
     """Texts as if they had been read from a source of that name."""
-    if isinstance(texts, Documents):
-        return texts
-    return Documents(name, list(texts), [f"{name} {n}" for n in range(1, len(texts) + 1)], [])
+    return texts if isinstance(texts, Documents) else Documents(name, list(texts))
 
 
 def prepared(model: Any, config: ForgetConfig) -> dict[str, torch.nn.Parameter]:
     """Choose the trainable weights, freeze the others, and on several ranks divide all between them."""
     if ranks() > 1 and not has_shards(model):
         trainable_parameters(model, config.trainable)
-        shard(model, config.resolved_device().type, _half_of_all_passes(config))
+        device = config.resolved_device()
+        passes = {resolved_precision(name, device) for name in dataclasses.astuple(config.precision)}
+        alike = len(passes) == 1 and config.trainable == "blocks"  # norms, kept exact, stay frozen
+        shard(model, device.type, HALF.get(passes.pop()) if alike else None)
     return trainable_parameters(model, config.trainable)
 
 
 def without_overlap(keep: Documents, documents: Documents) -> tuple[str, Documents]:
-    """Keep documents without what they share with the forget documents, and a line for people.
-
-    Raises:
-        InputError: Nothing is left.
-    """
+    """Keep documents without what they share with the forget documents (an ``InputError`` where nothing is left), and a
+    line for people."""
     forgotten = {" ".join(text.split()) for text in documents.texts}  # also those too short to be looked for in others
     others = [n for n, text in enumerate(keep.texts) if " ".join(text.split()) not in forgotten]
-    parts = [keep.texts[n] for n in others], [keep.labels[n] for n in others]
-    report, left = overlap(documents, Documents(keep.name, *parts, list(keep.skipped)))
+    report, left = overlap(documents, keep.choose(others))
     if not left.texts:
         what = "has no documents" if not keep.texts else "is what is to be forgotten, word for word or nearly"
         raise InputError(
@@ -90,6 +79,20 @@ def without_overlap(keep: Documents, documents: Documents) -> tuple[str, Documen
     same = len(keep.texts) - len(others)
     equal = f"; {same:,} equal to documents that are to be forgotten left out" if same else ""
     return f"{len(left.texts):,} documents{equal}; {report.summary()}", left
+
+
+def choice(config: ForgetConfig, inputs: Inputs, *, parity: bool) -> str:
+    """The method in one line, and what more could be given."""
+    held = "general text" if inputs.keep is None else "general text and keep documents"
+    missing = []
+    if inputs.keep is None:
+        missing.append("--keep, documents like these to be kept, to end knowledge and membership, too")
+    elif inputs.base is None:
+        missing.append("--base, a model that never saw the documents, to leave no trace in the wording")
+    if inputs.holdout is None and parity:
+        missing.append("--holdout, documents like these that the model never saw, to see whether they are detectable")
+    line = f"{config.method.optimizer} with {config.method.loss}, held on {held}"
+    return line + (f"; give {'; and '.join(missing)}" if missing else "")
 
 
 def _load(name: str, config: ForgetConfig) -> tuple[Any, Any]:
@@ -107,47 +110,35 @@ def _load(name: str, config: ForgetConfig) -> tuple[Any, Any]:
     return in_turns(load_and_shard)
 
 
-def _check_tokenizer(config: ForgetConfig) -> None:
+def _check_tokenizer(model: str, base: str) -> None:
     """Refuse a base model that reads token ids otherwise than the model does."""
-    own, other = load_tokenizer(config.model), load_tokenizer(str(config.base))
-    if own.get_vocab() != other.get_vocab():
+    own, other = (load_tokenizer(name).get_vocab() for name in (model, base))
+    if own != other:
         raise InputError(
-            f"base is {config.base!r}: its tokenizer is not that of {config.model!r} ({len(other.get_vocab()):,} and "
-            f"{len(own.get_vocab()):,} tokens): give a model with the same tokenizer, best the one before finetuning"
+            f"base is {base!r}: its tokenizer is not that of {model!r} ({len(other):,} and {len(own):,} tokens): give "
+            "a model with the same tokenizer, best the one before finetuning"
         )
-
-
-def _half_of_all_passes(config: ForgetConfig) -> torch.dtype | None:
-    """The half precision in which every pass of a run computes, if there is one and norms, kept exact, stay frozen."""
-    passes = {resolved_precision(name, config.resolved_device()) for name in dataclasses.astuple(config.precision)}
-    return HALF.get(passes.pop()) if len(passes) == 1 and config.trainable == "blocks" else None
 
 
 def _read_texts(config: ForgetConfig) -> dict[str, Any]:
     """Read every document source, collecting the problems of all of them."""
     problems: list[str] = []
-
-    def read(source: str | None, option: str, max_bytes: int | None = None) -> Documents | None:
-        if source is None:
-            return None
-        try:
-            return read_documents(source, text_field=config.text_field, option=option, max_bytes=max_bytes)
-        except InputError as error:
-            problems.extend(error.problems)
-            return None
-
     if not config.documents:
         problems.append("documents is missing: name the folder or file of texts to forget")
     for option in ("questions", "keep_questions"):
         file = getattr(config, option)
         if file and not Path(file).is_file():
             problems.append(f"{option} is {file!r}: there is no such file")
-    texts = {
-        "documents": read(config.documents or None, "documents"),
-        "general": read(config.general or EMBEDDED_GENERAL, "general", GENERAL_BYTES),
-        "keep": read(config.keep, "keep"),
-        "holdout": read(config.holdout, "holdout"),
-    }
+    sources = {"documents": config.documents or None, "general": config.general or EMBEDDED_GENERAL}
+    sources |= {"keep": config.keep, "holdout": config.holdout}
+    texts: dict[str, Any] = dict.fromkeys(sources)
+    for option, source in sources.items():
+        if source is not None:
+            most = GENERAL_BYTES if option == "general" else None
+            try:
+                texts[option] = read_documents(source, text_field=config.text_field, option=option, max_bytes=most)
+            except InputError as error:
+                problems += error.problems
     if problems:
         raise InputError(problems)
     return texts

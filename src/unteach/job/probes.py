@@ -1,18 +1,24 @@
-"""What a forget run measures: cheaply for its stop rule, and in full, on other passages, before and after."""
+"""What a forget run measures: cheaply for the rule by which it ends, in full on other passages before and after."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from unteach.config import ForgetConfig
-from unteach.corpora import Benchmark, Probe
+from unteach.corpora import Benchmark, Probe, micro
+from unteach.corpora.own import MINIMUM_TOKENS, cut_probes, own_benchmark, read_questions, split_probes
 from unteach.data import Documents, special_ids
+from unteach.evaluation.metrics import RAW_AUC
 from unteach.job.inputs import Inputs
+from unteach.training.stopping import Condition, StopRule, parse_rule, stop_at
 
-__all__ = ["CHEAP", "STOP", "Probes", "run_probes"]
+__all__ = ["CHEAP", "STOP", "Probes", "run_probes", "saw_the_documents", "stop_rule"]
 
 GENERAL_TEXTS = 16
 """General texts of a stop rule: the same before and after, they show a loss of half a nat well enough."""
@@ -20,6 +26,13 @@ CHEAP = ("verbmem_f", "nll_general", "membership")
 """What is measured at every evaluation of a stop rule, as far as there is something to measure it on."""
 STOP = (*CHEAP, "verbmem_holdout", "knowmem_f", "knowmem_r")
 """What is measured before the first step."""
+MORE_DEGENERATE = 5.0
+"""By so many points the share of degenerate output may have risen when a run stops by itself."""
+LEAST_BAND = 0.05
+"""An AUC may lie so far beyond that of never-seen text, or one standard error of it, if that is more."""
+RECITES = 20.0
+"""A base model that recites the documents by so many points better than never-seen text has likely seen them."""
+LOSS_AUC = "auc_forget_holdout_ppl"
 
 
 @dataclass(slots=True)
@@ -28,20 +41,22 @@ class Probes:
 
     start: Benchmark
     """Before the first step: what the stop rule measures, and what it compares with."""
-    stop: Benchmark
-    """At every evaluation."""
     final: Benchmark
     """Before and after the run."""
 
+    @property
+    def stop(self) -> Benchmark:
+        """At every evaluation of the stop rule."""
+        return dataclasses.replace(self.start, verbatim_holdout=())
+
     def names(self) -> list[str]:
         """The metrics that a stop rule can use."""
-        stop = self.stop
         parts = {
-            "verbmem_f": stop.verbatim_forget,
-            "knowmem_f": stop.knowledge_forget,
-            "knowmem_r": stop.knowledge_retain,
-            "auc_forget_holdout_min_40": stop.membership_holdout,
-            "auc_forget_holdout_ppl": stop.membership_holdout,
+            "verbmem_f": self.start.verbatim_forget,
+            "knowmem_f": self.start.knowledge_forget,
+            "knowmem_r": self.start.knowledge_retain,
+            RAW_AUC: self.start.membership_holdout,
+            LOSS_AUC: self.start.membership_holdout,
         }
         return [*(name for name, items in parts.items() if items), "nll_general", "degenerate"]
 
@@ -65,56 +80,48 @@ def run_probes(
         max_tokens: How long documents were cut.
         parity: Whether the stop rule looks at membership and knowledge, too.
     """
-    from unteach.corpora import micro
-    from unteach.corpora.own import MINIMUM_TOKENS, cut_probes, own_benchmark, read_questions, split_probes
-
-    tokenizer, documents = inputs.tokenizer, inputs.documents
+    tokenizer, documents, detectable = inputs.tokenizer, inputs.documents, inputs.holdout is not None
     if config.model.startswith("micro:") and config.documents == "micro:forget" and not config.questions:
-        halves = micro.load_benchmark("stop"), micro.load_benchmark("measure")  # the embedded benchmark has its own
-        stop = _cheap(halves[0], config, parity=parity, detectable=inputs.holdout is not None)
+        stop, whole = micro.load_benchmark("stop"), micro.load_benchmark("measure")  # it has its own
         kept = micro.probes("retain", "measure")[: config.probes]
-        return Probes(
-            start=stop, stop=_without_holdout(stop), final=dataclasses.replace(halves[1], verbatim_retain=kept)
-        )
+        final = dataclasses.replace(whole, verbatim_retain=kept)
+        return Probes(_cheap(stop, config, parity=parity, detectable=detectable), final)
     never_seen = inputs.holdout or heldout
     added = sum(map(len, special_ids(tokenizer)))
     lengths = sorted(added + len(ids) for ids in documents.encode(tokenizer)[:200])
     typical = min(max_tokens, lengths[len(lengths) // 2])
     expected = max(4, min(64, typical // 2))
-    prompt = max(MINIMUM_TOKENS - expected, min(128, typical // 3))
     sizes: dict[str, Any] = {
-        "prompt_tokens": prompt,
+        "prompt_tokens": max(MINIMUM_TOKENS - expected, min(128, typical // 3)),
         "expected_tokens": expected,
         "chunk_tokens": max_tokens,
         "first_chunk": config.document_mode == "truncate",
         "seed": config.seed,
-    }
-    asked: dict[str, Any] = {
-        name: read_questions(Path(file)) if file else ()
-        for name, file in (("forget_questions", config.questions), ("retain_questions", config.keep_questions))
     }
     whole = own_benchmark(
         tokenizer,
         documents,
         holdout_documents=never_seen,
         general_texts=heldout,
+        forget_questions=read_questions(Path(config.questions)) if config.questions else (),
+        retain_questions=read_questions(Path(config.keep_questions)) if config.keep_questions else (),
         count=2 * config.probes,
         name=documents.name,
-        **asked,
         **sizes,
     )
+    sizes |= {"count": config.probes, "later_passages": True}
     if watched:
-        kept = _probes_or_none(watched, tokenizer, count=config.probes, later_passages=True, **sizes)
+        kept = ()
+        with suppress(ValueError):  # all too short
+            kept = cut_probes(watched, tokenizer, **sizes)
         whole = dataclasses.replace(whole, membership_retain=tuple(watched.texts), verbatim_retain=kept)
-    if inputs.holdout is None:  # other text is told apart by its kind, whether or not the model saw it
+    if not detectable:  # other text is told apart by its kind, whether or not the model saw it
         whole = dataclasses.replace(whole, membership_holdout=())
     stop_probes, final_probes = split_probes(whole.verbatim_forget, config.seed)
-    unseen: tuple[Probe, ...] = cut_probes(never_seen, tokenizer, count=config.probes, later_passages=True, **sizes)
+    unseen: tuple[Probe, ...] = cut_probes(never_seen, tokenizer, **sizes)
     stop = dataclasses.replace(whole, verbatim_forget=stop_probes, verbatim_holdout=unseen)
-    stop = _cheap(stop, config, parity=parity, detectable=inputs.holdout is not None)
-    return Probes(
-        start=stop, stop=_without_holdout(stop), final=dataclasses.replace(whole, verbatim_forget=final_probes)
-    )
+    final = dataclasses.replace(whole, verbatim_forget=final_probes)
+    return Probes(_cheap(stop, config, parity=parity, detectable=detectable), final)
 
 
 def _cheap(benchmark: Benchmark, config: ForgetConfig, *, parity: bool, detectable: bool) -> Benchmark:
@@ -137,14 +144,54 @@ def _cheap(benchmark: Benchmark, config: ForgetConfig, *, parity: bool, detectab
     )
 
 
-def _probes_or_none(documents: Documents, tokenizer: Any, **sizes: Any) -> tuple[Probe, ...]:
-    from unteach.corpora.own import cut_probes
+def stop_rule(
+    config: ForgetConfig,
+    before: Mapping[str, float],
+    others: Mapping[str, Mapping[str, float]],
+    *,
+    parity: bool,
+    texts: tuple[int, int],
+) -> StopRule:
+    """The rule that the config names, or that the documents are where never-seen ones are.
 
-    try:
-        return cut_probes(documents, tokenizer, **sizes)
-    except ValueError:  # all too short
-        return ()
+    Args:
+        config: Its ``stop.metric`` is taken where there is one.
+        before: Scores of the model before the run, ``verbmem_holdout`` among them.
+        others: Scores of the ``reference`` and of the ``base`` model, where there are any.
+        parity: Whether membership and knowledge count, too, as far as they were measured.
+        texts: How many forget and holdout texts the membership AUC compares.
+    """
+    if config.stop.metric:
+        return parse_rule(config.stop.metric, before, others)
+    reference = others.get("reference")
+    value, why = before["verbmem_holdout"], "never-seen documents before the run"
+    high = before.get("verbmem_holdout_high", value)
+    if reference is not None:
+        value, why = reference["verbmem_f"], "the reference model's"
+        high = reference.get("verbmem_f_high", value)
+    if not parity:
+        looping = before["degenerate"] + MORE_DEGENERATE if config.method.loops_every else None  # else it may not fall
+        return stop_at("verbmem_f", "<=", value, why, most_degenerate=looping)
+    conditions = [Condition("verbmem_f", "<=", max(value, high), f"{why}, within the interval", scale=10.0)]
+    if RAW_AUC in before:
+        forget, holdout = texts
+        whose = "never-seen text" if reference is None else why
+        centre, loss = (0.5, 0.5) if reference is None else (reference[RAW_AUC], reference[LOSS_AUC])
+        band = max(LEAST_BAND, math.sqrt((forget + holdout + 1) / (12 * forget * holdout)))
+        conditions.append(Condition(RAW_AUC, ">=", centre, whose, limit=centre + band, scale=0.1))
+        conditions.append(Condition(LOSS_AUC, ">=", loss - band, whose, scale=0.1))
+    never_saw = reference or others.get("base") or {}
+    if "knowmem_f" in before and "knowmem_f_high" in never_saw:
+        has = f"a model that never saw the documents has {never_saw['knowmem_f']:.3g}, at most this within its interval"
+        conditions.append(Condition("knowmem_f", "<=", never_saw["knowmem_f_high"], has, scale=10.0))
+    return StopRule(tuple(conditions))
 
 
-def _without_holdout(benchmark: Benchmark) -> Benchmark:
-    return dataclasses.replace(benchmark, verbatim_holdout=())
+def saw_the_documents(base: Mapping[str, float], before: Mapping[str, float]) -> str | None:
+    """A warning where the base model recites the documents, as one would that had seen them; else None."""
+    if base["verbmem_f"] <= before["verbmem_holdout"] + RECITES:
+        return None
+    return (
+        f"warning: the base model recites the documents (ROUGE-L {base['verbmem_f']:.3g}, never-seen text "
+        f"{before['verbmem_holdout']:.3g}): it seems to have seen them, and what it knows of them will stay"
+    )

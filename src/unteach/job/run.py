@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import signal
 import sys
 import time
@@ -21,8 +22,8 @@ from unteach.evaluation.scores import Scores
 from unteach.evaluation.suite import evaluate
 from unteach.evaluation.verdict import judge, stop_scores
 from unteach.job.card import model_card
-from unteach.job.inputs import Inputs, as_documents, prepared, read_inputs, without_overlap
-from unteach.job.probes import CHEAP, STOP, run_probes
+from unteach.job.inputs import Inputs, as_documents, choice, prepared, read_inputs, without_overlap
+from unteach.job.probes import CHEAP, STOP, run_probes, saw_the_documents, stop_rule
 from unteach.job.run_folder import (
     STOP_SCORES,
     ForgetResult,
@@ -32,12 +33,11 @@ from unteach.job.run_folder import (
     StepLog,
     check_tracker,
 )
-from unteach.job.stop_rule import choice, saw_the_documents, stop_rule
 from unteach.method.losses import LOSSES
 from unteach.models import context_length
 from unteach.models.distributed import from_first_rank, is_first_rank, join, ranks
 from unteach.models.save import save_result
-from unteach.settings import from_yaml
+from unteach.settings import from_yaml, to_yaml
 from unteach.training.calibrate import calibrated, is_complete, measure, noise_warning
 from unteach.training.checkpoint import Checkpoints
 from unteach.training.loop import Outcome, unlearn
@@ -91,8 +91,7 @@ def run_forget(
         )
     check_tracker(config.track)
     config = config.chosen()
-    inputs = read_inputs(config)
-    return ForgetJob(inputs, config, out, resume=resume, say=say, shared=shared, measurements=measurements).run()
+    return ForgetJob(read_inputs(config), config, out, resume, say, shared, measurements).run()
 
 
 def forget(
@@ -135,10 +134,10 @@ def forget(
             raise InputError(f"base is missing: the loss {method.loss} compares with that model")
     model.eval()  # dropout would set student and teacher apart
     inputs = Inputs(
-        model=model,
-        tokenizer=tokenizer,
-        documents=as_documents(documents, "documents"),
-        general=read_documents(EMBEDDED_GENERAL) if general_text is None else as_documents(general_text, "general"),
+        model,
+        tokenizer,
+        as_documents(documents, "documents"),
+        read_documents(EMBEDDED_GENERAL) if general_text is None else as_documents(general_text, "general"),
         keep=None if keep is None else as_documents(keep, "keep"),
         holdout=None if holdout is None else as_documents(holdout, "holdout"),
         reference=reference,
@@ -148,32 +147,21 @@ def forget(
 
 
 class ForgetJob:
-    """One run from its inputs to its result; ``run`` reads top to bottom.
-
-    Args:
-        inputs: Models and texts.
-        config: Settings; numbers that are None are measured.
-        out: The run folder; None: nothing is kept.
-        resume: See ``run_forget``, as for the others.
-        say: Gets the lines for people.
-        shared: Keeps scores that several runs share.
-        measurements: What is measured before and after.
-    """
+    """One run from its inputs to its result; ``run`` reads top to bottom. For the arguments see ``run_forget``."""
 
     def __init__(
         self,
         inputs: Inputs,
         config: ForgetConfig,
         out: Path | None,
-        *,
         resume: bool = False,
         say: Callable[[str], None] | None = None,
         shared: MeasuredOnce | None = None,
         measurements: Collection[str] | None = None,
     ) -> None:
-        self.inputs, self.config, self.out, self.resume = inputs, config, out, resume
-        self.say = (say or _print_to_stderr) if is_first_rank() else _say_nothing
-        self.shared, self.measurements = shared or SharedScores().measured_once, measurements
+        self.inputs, self.config, self.out, self.resume, self.measurements = inputs, config, out, resume, measurements
+        self.say = (say or functools.partial(print, file=sys.stderr)) if is_first_rank() else _ignore
+        self.shared = shared or SharedScores().measured_once
         self.started = time.perf_counter()
         self.parity = config.stop.parity if config.stop.parity is not None else inputs.keep is not None
 
@@ -185,11 +173,11 @@ class ForgetJob:
             prepared(self.inputs.reference, self.config)
         self.choose_numbers()
         self.folder = RunFolder(self.out, self.resume, self.shared)
-        self.folder.write_config(self.config)
+        self.folder.write("config.yaml", to_yaml(self.config))
         search = self.measure_start()
-        first = self.folder.scores("step_000000", self.evaluate_final, self.config, 0)
+        first = self.final_scores("step_000000", self.inputs.model, 0)
         outcome = self.unlearn(search)
-        last = self.folder.scores(f"step_{outcome.step:06d}", self.evaluate_final, self.config, outcome.step)
+        last = self.final_scores(f"step_{outcome.step:06d}", self.inputs.model, outcome.step)
         base = self.others.get("base", {})
         reference = {} if self.reference_scores is None else self.reference_scores.metrics
         result = ForgetResult(
@@ -273,7 +261,7 @@ class ForgetJob:
         """Measure what the stop rule compares with, and begin the search for the model that meets it."""
         inputs, config, probes = self.inputs, self.config, self.probes
         before = self.folder.remember("before", lambda: self.measured(inputs.model, probes.start))
-        self.say("before: " + ", ".join(f"{name} {value:.4g}" for name, value in before.items()))
+        self.say("before: " + _in_a_line(before))
         self.others = others = dict[str, dict[str, float]]()
         self.reference_scores: Scores | None = None
         if inputs.base is not None:
@@ -283,31 +271,32 @@ class ForgetJob:
             if warning:
                 self.say(warning)
         if inputs.reference is not None:
-            others["reference"] = self.folder.remember(
-                "reference", lambda: self.measured(inputs.reference, probes.stop)
-            )
-            self.reference_scores = self.folder.scores(
-                "reference", lambda: self.evaluate_whole(inputs.reference), config, None
-            )
+            measure = functools.partial(self.measured, inputs.reference, probes.stop)
+            others["reference"] = self.folder.remember("reference", measure)
+            self.reference_scores = self.final_scores("reference", inputs.reference, None)
         compared = len(probes.stop.membership_forget), len(probes.stop.membership_holdout)
         self.rule = stop_rule(config, before, others, parity=self.parity, texts=compared)
         self.say(f"stops at {self.rule}")
         if not (self.folder.path / STOP_SCORES).exists():
             self.folder.add_line(STOP_SCORES, {"step": 0} | before)
-        return Search(
-            self.rule,
-            before,
-            every=config.evaluate_every,
-            last=config.max_steps,
-            utility_floor=config.stop.utility_floor,
-        )
+        floor = config.stop.utility_floor
+        return Search(self.rule, before, every=config.evaluate_every, last=config.max_steps, utility_floor=floor)
+
+    def evaluate(self, model: Any, benchmark: Benchmark, **options: Any) -> Scores:
+        """Measure a model as every evaluation of this run does."""
+        progress = None if is_first_rank() else False
+        return evaluate(model, self.inputs.tokenizer, benchmark, seed=self.config.seed, progress=progress, **options)
 
     def measured(self, model: Any, benchmark: Benchmark, measurements: Collection[str] = STOP) -> dict[str, float]:
         """Scores of a model that the stop rule needs, with the upper bounds of recital and answers."""
-        scores = evaluate(model, self.inputs.tokenizer, benchmark, measurements=measurements, **self.options)
-        found = {f"{name}_high": metric.high for name, metric in scores.metrics.items()}
-        bounds = {name: high for name, high in found.items() if name.startswith(("knowmem", "verbmem"))}
-        return dict(scores) | {name: high for name, high in bounds.items() if high is not None}
+        scores = self.evaluate(model, benchmark, measurements=measurements)
+        bounded = {name: metric for name, metric in scores.metrics.items() if name.startswith(("knowmem", "verbmem"))}
+        return dict(scores) | {f"{name}_high": m.high for name, m in bounded.items() if m.high is not None}
+
+    def final_scores(self, name: str, model: Any, step: int | None) -> Scores:
+        """Everything that the report shows, on passages that the stop rule did not use; ``step`` None: a reference."""
+        options = {"reference_scores": self.reference_scores, "measurements": self.measurements}
+        return self.folder.scores(name, lambda: self.evaluate(model, self.probes.final, **options), self.config, step)
 
     def unlearn(self, search: Search) -> Outcome:
         """Run the loop, with a log, checkpoints and a way to pause."""
@@ -324,8 +313,8 @@ class ForgetJob:
                 evaluate=self.evaluate_stop,
                 checkpoints=Checkpoints(self.folder.path / "checkpoints", config.keep_checkpoints),
                 base=self.inputs.base,
-                log=log.add if log else _say_nothing,
-                rewind=log.rewind if log else _say_nothing,
+                log=log.add if log else _ignore,
+                rewind=log.rewind if log else _ignore,
                 paused=paused,
                 resume=begun,
             )
@@ -334,11 +323,6 @@ class ForgetJob:
             harder = f"--alpha {3 * config.method.alpha:.2g}"
             self.say(f"for more, start again with a larger --max-steps, or pull harder: {harder}")
         return outcome
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """How every evaluation of this run is made."""
-        return {"seed": self.config.seed, "progress": None if is_first_rank() else False}
 
     def evaluate_stop(self, step: int) -> Mapping[str, float]:
         """What the stop rule looks at; questions, the dearest, only where all else is as it should be, or where the
@@ -350,23 +334,8 @@ class ForgetJob:
         if asked and due:
             scores |= from_first_rank(self.measured(model, self.probes.stop, asked))
         self.folder.add_line(STOP_SCORES, {"step": step} | scores)
-        self.say(f"step {step}: " + ", ".join(f"{name} {value:.4g}" for name, value in scores.items()))
+        self.say(f"step {step}: {_in_a_line(scores)}")
         return scores
-
-    def evaluate_final(self) -> Any:
-        """Everything that the report shows, on passages that the stop rule did not use."""
-        return self.evaluate_whole(self.inputs.model, self.reference_scores)
-
-    def evaluate_whole(self, model: Any, reference_scores: Any = None) -> Any:
-        """Everything that the report shows, of any model."""
-        return evaluate(
-            model,
-            self.inputs.tokenizer,
-            self.probes.final,
-            reference_scores=reference_scores,
-            measurements=self.measurements,
-            **self.options,
-        )
 
     def save(self, out: Path, result: ForgetResult, notes: Sequence[str]) -> None:
         """Write the model with its card, and ``result.json``."""
@@ -385,7 +354,7 @@ class ForgetJob:
             notes=[result.stop["reason"], *notes],
         )
         self.say(save_result(self.inputs.model, self.parameters, self.inputs.tokenizer, config, out / "model", card))
-        self.folder.write_json("result.json", result.to_dict())
+        self.folder.write("result.json", result.to_dict())
 
 
 @contextmanager
@@ -411,9 +380,9 @@ def _catching_signals() -> Iterator[Callable[[], bool]]:
             signal.signal(number, handler)
 
 
-def _say_nothing(line: Any) -> None:
+def _in_a_line(scores: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {value:.4g}" for name, value in scores.items())
+
+
+def _ignore(line: Any) -> None:
     """For the ranks that neither print nor write."""
-
-
-def _print_to_stderr(line: str) -> None:
-    print(line, file=sys.stderr)

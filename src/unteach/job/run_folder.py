@@ -23,7 +23,7 @@ from unteach.evaluation.scores import Scores
 from unteach.evaluation.verdict import Finding
 from unteach.method.optimizers import OPTIMIZERS
 from unteach.models.distributed import from_first_rank, is_first_rank
-from unteach.settings import nearest_name, to_yaml
+from unteach.settings import nearest_name
 from unteach.writing import write_whole
 
 try:
@@ -96,9 +96,8 @@ class SharedScores:
                 content = json.loads(file.read_text(encoding="utf-8"))
                 return Scores.from_dict(content["scores"]) if "scores" in content else content["value"]
             value = compute()
-            write_whole(
-                file, json.dumps({"scores": value.to_dict()} if isinstance(value, Scores) else {"value": value})
-            )
+            content = {"scores": value.to_dict()} if isinstance(value, Scores) else {"value": value}
+            write_whole(file, json.dumps(content))
             return value
 
 
@@ -110,13 +109,12 @@ class RunFolder:
         self._temporary = tempfile.TemporaryDirectory() if out is None and is_first_rank() else None
         self.path = from_first_rank(Path(self._temporary.name) if self._temporary else Path(str(out)))
         self.resume = resume
-        if is_first_rank():
-            self.path.mkdir(parents=True, exist_ok=True)
 
-    def write_json(self, name: str, content: Any) -> None:
-        """Write a JSON file, all or nothing."""
+    def write(self, name: str, content: Any) -> None:
+        """Write a text, or anything else as JSON, all or nothing."""
         if is_first_rank():
-            write_whole(self.path / name, json.dumps(content, indent=1, ensure_ascii=False))
+            text = content if isinstance(content, str) else json.dumps(content, indent=1, ensure_ascii=False)
+            write_whole(self.path / name, text)
 
     def add_line(self, name: str, row: dict[str, Any]) -> None:
         """Add a line to a file of JSON lines."""
@@ -126,20 +124,27 @@ class RunFolder:
             with file.open("a", encoding="utf-8") as lines:
                 lines.write(json.dumps(row) + "\n")
 
+    def _written_before(self, name: str) -> Any:
+        """What a resumed run wrote before, or None."""
+        file = self.path / name
+        there = from_first_rank(self.resume and file.exists())
+        return json.loads(file.read_text(encoding="utf-8")) if there else None
+
     def remember(self, name: str, compute: Callable[[], dict[str, float]]) -> dict[str, float]:
         """Scores that the stop rule compares with: computed once, read back when a run is resumed."""
-        file = self.path / "checkpoints" / f"{name}.json"
-        if from_first_rank(self.resume and file.exists()):
-            return json.loads(file.read_text(encoding="utf-8"))
-        scores = self._measured_once(f"stop {name}", lambda: from_first_rank(compute()))
-        self.write_json(f"checkpoints/{name}.json", scores)
+        file = f"checkpoints/{name}.json"
+        scores = self._written_before(file)
+        if scores is None:
+            scores = self._measured_once(f"stop {name}", lambda: from_first_rank(compute()))
+            self.write(file, scores)
         return scores
 
     def scores(self, name: str, compute: Callable[[], Scores], config: ForgetConfig, step: int | None) -> Scores:
         """Scores of the final benchmark, written to ``evaluations/`` and read back when a run is resumed."""
-        file = self.path / "evaluations" / f"{name}.json"
-        if from_first_rank(self.resume and file.exists()):
-            return Scores.from_dict(json.loads(file.read_text(encoding="utf-8")))
+        file = f"evaluations/{name}.json"
+        known = self._written_before(file)
+        if known is not None:
+            return Scores.from_dict(known)
         model = config.reference if step is None else config.model
 
         def measure() -> Scores:
@@ -148,13 +153,8 @@ class RunFolder:
 
         scores = measure() if step else self._measured_once(f"final {name}", measure)
         if is_first_rank():
-            scores.write(file)
+            scores.write(self.path / file)
         return scores
-
-    def write_config(self, config: ForgetConfig) -> None:
-        """Write ``config.yaml``, all or nothing."""
-        if is_first_rank():
-            write_whole(self.path / "config.yaml", to_yaml(config))
 
     def clean_up(self) -> None:
         """Remove a temporary folder."""
@@ -167,7 +167,11 @@ class StepLog:
 
     def __init__(self, folder: Path, config: ForgetConfig) -> None:
         self.file = folder / "metrics.jsonl"
-        self.tracker = _open_tracker(config.track, folder)
+        check_tracker(config.track)
+        try:
+            self.tracker = None if config.track == "none" else TRACKERS[config.track](folder)
+        except ImportError:
+            raise InputError(f"track is {config.track!r}, which is not installed: pip install {config.track}") from None
         self.console = Console(file=sys.stderr)
         self.progress = Progress(
             TextColumn("step {task.completed}/{task.total}"),
@@ -208,13 +212,12 @@ class StepLog:
         rows = []
         for line in self.file.read_text(encoding="utf-8").splitlines():
             try:
-                row = json.loads(line)
+                if json.loads(line)["step"] > step:
+                    break
             except json.JSONDecodeError:
                 break
-            if row["step"] > step:
-                break
-            rows.append(line)
-        write_whole(self.file, "".join(f"{line}\n" for line in rows))
+            rows.append(f"{line}\n")
+        write_whole(self.file, "".join(rows))
 
 
 def check_tracker(name: str) -> None:
@@ -222,15 +225,6 @@ def check_tracker(name: str) -> None:
     known = ["none", *TRACKERS]
     if name not in known:
         raise InputError(f"track is {name!r}: it must be one of {', '.join(known)}{nearest_name(name, known)}")
-
-
-def _open_tracker(name: str, folder: Path) -> Tracker | None:
-    """The tracker of that name, for a run in that folder; None where the name is none."""
-    check_tracker(name)
-    try:
-        return None if name == "none" else TRACKERS[name](folder)
-    except ImportError:
-        raise InputError(f"track is {name!r}, which is not installed: pip install {name}") from None
 
 
 def _tensorboard(folder: Path) -> Tracker:

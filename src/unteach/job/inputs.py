@@ -70,7 +70,8 @@ def without_overlap(keep: Documents, documents: Documents) -> tuple[str, Documen
     line for people."""
     forgotten = {" ".join(text.split()) for text in documents.texts}  # also those too short to be looked for in others
     others = [n for n, text in enumerate(keep.texts) if " ".join(text.split()) not in forgotten]
-    report, left = overlap(documents, keep.choose(others))
+    rest = Documents(keep.name, [keep.texts[n] for n in others], [keep.labels[n] for n in others])
+    report, left = overlap(documents, rest)
     if not left.texts:
         what = "has no documents" if not keep.texts else "is what is to be forgotten, word for word or nearly"
         raise InputError(

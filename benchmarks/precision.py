@@ -24,17 +24,8 @@ import torch
 from measuring import machine, make_model, parser, random_sequences, record, table
 from unteach.method.vocab_head import Head
 from unteach.models import trainable_parameters
-from unteach.training.passes import (
-    HeldText,
-    Pull,
-    Reading,
-    computing,
-    forget_term,
-    held_term,
-    hidden_states,
-    loss_scale,
-    unscale_gradients,
-)
+from unteach.training.passes import HeldText, Pull, Reading, computing, forget_term, held_term, hidden_states
+from unteach.training.step import loss_scale, unscale_gradients
 
 LARGE = 5e8
 

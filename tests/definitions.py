@@ -9,6 +9,23 @@ import functools
 import mpmath
 import torch
 
+import unteach
+
+
+def evaluated(name, logits, labels, mask, other, **hyper):
+    """A forget loss or a divergence by its name; ``other`` are the base model's or the teacher's logits."""
+    if name in unteach.DIVERGENCES:
+        return unteach.divergence(name, logits, other, mask)
+    extra = {"base_logits": other} if unteach.LOSSES[name].needs_base else {}
+    return unteach.forget_loss(name, logits, labels, mask, **extra, **hyper)
+
+
+def value_and_gradient(name, logits, *others, **hyper):
+    logits = logits.clone().requires_grad_()
+    value = evaluated(name, logits, *others, **hyper)
+    return value.detach(), torch.autograd.grad(value, logits)[0]
+
+
 # ---- plain torch, over a whole batch -------------------------------------------------------------
 
 
@@ -24,34 +41,23 @@ def naive_ll(logits, labels, mask):
     return token_mean(token_log_probs(logits, labels), mask)
 
 
-def naive_nlul(logits, labels, mask, tolerance=0.0):
-    assert tolerance == 0.0
+def naive_nlul(logits, labels, mask):
     return token_mean(-torch.log(1 - token_log_probs(logits, labels).exp()), mask)
 
 
 def naive_npo(logits, labels, mask, base_logits, beta=0.1, ratio="sum"):
     log_ratio = token_log_probs(logits, labels) - token_log_probs(base_logits, labels)
-    total, tokens = 0.0, 0
+    total = 0.0
     for row, real in zip(log_ratio, mask, strict=True):
-        length = int(real.sum())
-        if length == 0:
-            continue
-        summed = row[real].sum()
-        if ratio == "sum":
-            total = total - 2 / beta * torch.log(torch.sigmoid(-beta * summed))
-        else:
-            total = total - 2 / beta * length * torch.log(torch.sigmoid(-beta * summed / length))
-        tokens += length
-    return total / tokens
+        if real.any():
+            length = 1 if ratio == "sum" else int(real.sum())
+            total = total - 2 / beta * length * torch.log(torch.sigmoid(-beta * row[real].sum() / length))
+    return total / mask.sum()
 
 
 def naive_kl(logits, teacher_logits, mask):
     p, q = logits.softmax(-1), teacher_logits.softmax(-1)
     return token_mean((p * (p.log() - q.log())).sum(-1), mask)
-
-
-def naive_kl_reverse(logits, teacher_logits, mask):
-    return naive_kl(teacher_logits, logits, mask)
 
 
 def naive_quadratic(difference, probabilities):
@@ -60,22 +66,6 @@ def naive_quadratic(difference, probabilities):
         return (probabilities * difference**2).sum(-1) - (probabilities * difference).sum(-1) ** 2
     matrix = torch.diag_embed(probabilities) - probabilities.unsqueeze(-1) * probabilities.unsqueeze(-2)
     return (difference.unsqueeze(-2) @ matrix @ difference.unsqueeze(-1)).squeeze(-1).squeeze(-1)
-
-
-def naive_qkl(logits, teacher_logits, mask):
-    return token_mean(naive_quadratic(logits - teacher_logits, logits.softmax(-1)), mask)
-
-
-def naive_qkl_frozen(logits, teacher_logits, mask):
-    return token_mean(0.5 * naive_quadratic(logits - teacher_logits, teacher_logits.softmax(-1)), mask)
-
-
-def naive_it(logits, labels, mask, base_logits):
-    return naive_kl(logits, base_logits, mask)
-
-
-def naive_it_forward(logits, labels, mask, base_logits):
-    return naive_kl(base_logits, logits, mask)
 
 
 def naive_match(logits, labels, mask, base_logits, pull="softplus", margin=0.0):
@@ -88,17 +78,25 @@ def naive_match(logits, labels, mask, base_logits, pull="softplus", margin=0.0):
 NAIVE_LOSSES = {
     "ll": naive_ll,
     "npo": naive_npo,
-    "it": naive_it,
-    "it_forward": naive_it_forward,
+    "it": lambda logits, labels, mask, base_logits: naive_kl(logits, base_logits, mask),
+    "it_forward": lambda logits, labels, mask, base_logits: naive_kl(base_logits, logits, mask),
     "nlul": naive_nlul,
     "match": naive_match,
 }
 NAIVE_DIVERGENCES = {
     "kl": naive_kl,
-    "kl_reverse": naive_kl_reverse,
-    "qkl": naive_qkl,
-    "qkl_frozen": naive_qkl_frozen,
+    "kl_reverse": lambda h, t, mask: naive_kl(t, h, mask),
+    "qkl": lambda h, t, mask: token_mean(naive_quadratic(h - t, h.softmax(-1)), mask),
+    "qkl_frozen": lambda h, t, mask: token_mean(0.5 * naive_quadratic(h - t, t.softmax(-1)), mask),
 }
+
+
+def naive(name, logits, labels, mask, other, **hyper):
+    if name in NAIVE_DIVERGENCES:
+        return NAIVE_DIVERGENCES[name](logits, other, mask)
+    extra = {"base_logits": other} if unteach.LOSSES[name].needs_base else {}
+    return NAIVE_LOSSES[name](logits, labels, mask, **extra, **hyper)
+
 
 # ---- mpmath, one row: (value, gradient) ----------------------------------------------------------
 
@@ -115,15 +113,17 @@ def exact_probabilities(row):
     return [w / total for w in weights]
 
 
-def exact_loss(name, row, label, base_row=None, **hyper):
-    base_row = None if base_row is None else tuple(base_row)
-    return _exact_loss(name, tuple(row), label, base_row, tuple(hyper.items()))
+def exact(name, row, label, other_row, **hyper):
+    """Value and gradient of one row with its label, or beside a teacher's or a base model's row."""
+    return _exact(name, tuple(row), label, tuple(other_row), tuple(hyper.items()))
 
 
 @functools.cache  # thousands of digits for the widest rows, and each is asked for in two precisions
-def _exact_loss(name, row, label, base_row, hyper):
+def _exact(name, row, label, base_row, hyper):
+    if name in unteach.DIVERGENCES or name in ("it", "it_forward"):
+        return exact_divergence({"it": "kl", "it_forward": "kl_reverse"}.get(name, name), row, base_row)
     hyper = {"beta": 0.1, "pull": "softplus", "margin": 0.0} | dict(hyper)
-    with mpmath.workdps(enough_digits(row, *([base_row] if base_row else []))):
+    with mpmath.workdps(enough_digits(row, base_row)):
         p = exact_probabilities(row)
         indicator = [mpmath.mpf(int(j == label)) for j in range(len(row))]
         log_prob_gradient = [e - pj for e, pj in zip(indicator, p, strict=True)]
@@ -137,25 +137,18 @@ def _exact_loss(name, row, label, base_row, hyper):
             ratio = p[label] / exact_probabilities(base_row)[label]
             sigmoid = 1 / (1 + ratio**beta)
             return -2 / mpmath.mpf(beta) * mpmath.log(sigmoid), [2 * (1 - sigmoid) * g for g in log_prob_gradient]
-        if name == "match":
-            q = exact_probabilities(base_row)
-            excess = mpmath.log(p[label] / (1 - p[label])) - mpmath.log(q[label] / (1 - q[label])) - hyper["margin"]
-            odds = mpmath.exp(excess)
-            pulled, strength = mpmath.log(1 + odds), odds / (1 + odds)
-            if hyper["pull"] == "gate":
-                pulled, strength = max(excess, mpmath.mpf(0)), mpmath.mpf(int(excess > 0))
-            value, gradient = exact_divergence("kl_reverse", row, base_row)
-            away = [1 if j == label else -pj / (1 - p[label]) for j, pj in enumerate(p)]
-            return value + pulled, [g + strength * a for g, a in zip(gradient, away, strict=True)]
-        return exact_divergence({"it": "kl", "it_forward": "kl_reverse"}[name], row, base_row)
+        q = exact_probabilities(base_row)
+        excess = mpmath.log(p[label] / (1 - p[label])) - mpmath.log(q[label] / (1 - q[label])) - hyper["margin"]
+        odds = mpmath.exp(excess)
+        pulled, strength = mpmath.log(1 + odds), odds / (1 + odds)
+        if hyper["pull"] == "gate":
+            pulled, strength = max(excess, mpmath.mpf(0)), mpmath.mpf(int(excess > 0))
+        value, gradient = exact_divergence("kl_reverse", row, base_row)
+        away = [1 if j == label else -pj / (1 - p[label]) for j, pj in enumerate(p)]
+        return value + pulled, [g + strength * a for g, a in zip(gradient, away, strict=True)]
 
 
 def exact_divergence(name, row, teacher_row):
-    return _exact_divergence(name, tuple(row), tuple(teacher_row))
-
-
-@functools.cache
-def _exact_divergence(name, row, teacher_row):
     with mpmath.workdps(enough_digits(row, teacher_row)):
         p, q = exact_probabilities(row), exact_probabilities(teacher_row)
         log_ratio = [mpmath.log(a / b) for a, b in zip(p, q, strict=True)]
@@ -204,10 +197,7 @@ EXTREME_ROWS = {
     "p is certain of another token": ([-50.0, 40.0, 1.0, 0.5], [-40.0, 41.0, 1.0, 0.25]),
     "logits of 1e4, certain": ([1e4, -1e4, 0.0, 1.0], [0.5, 1.0, 0.0, 1.0]),
     "logits of -1e4": ([-1e4, 1e4, 0.0, 1.0], [0.5, 1.0, 0.0, 1.0]),
-    "all logits large, nearly equal": (
-        [10000.0, 9999.5, 9990.0, 9985.25],
-        [10000.25, 9999.5, 9990.5, 9985.25],
-    ),
+    "all logits large, nearly equal": ([10000.0, 9999.5, 9990.0, 9985.25], [10000.25, 9999.5, 9990.5, 9985.25]),
     "both certain, of different tokens": ([1e4, -1e4, 0.0], [-1e4, 1e4, 0.0]),
     "vocabulary of 2": ([0.25, -0.5], [-1.0, 0.125]),
     "vocabulary of 2, memorised": ([45.0, -45.0], [20.0, -20.0]),

@@ -15,7 +15,7 @@ from tiny_models import tiny_model
 from unteach import MeanTeacher
 from unteach.config import ForgetConfig, Method, Precision
 from unteach.data import ForgetBatches
-from unteach.method import kernels
+from unteach.method import tensors
 from unteach.method.divergences import DIVERGENCES, mean_over_rows
 from unteach.method.optimizers import AnchoredAdamW
 from unteach.method.vocab_head import Head, mean_divergence
@@ -49,14 +49,14 @@ def cuda_parameters(seed: int = 0) -> list[torch.nn.Parameter]:
 
 def test_the_kernels_step_as_plain_pytorch_does(monkeypatch: pytest.MonkeyPatch) -> None:
     mine, plain = cuda_parameters(), cuda_parameters()
-    assert kernels.available(mine)
+    assert tensors.is_fusible(mine)
     optimizers = [MeanTeacher(p, lr=0.05, momentum=0.9, teacher_rate=2.0, damping=0.7) for p in (mine, plain)]
     for seed in range(1, 21):
         for a, b, g in zip(mine, plain, cuda_parameters(seed), strict=True):
             a.grad, b.grad = g.detach().clone(), g.detach().clone()
         optimizers[0].step()
         with monkeypatch.context() as patch:
-            patch.setattr(kernels, "available", lambda *lists: False)
+            patch.setattr(tensors, "is_fusible", lambda *lists: False)
             optimizers[1].step()
     for a, b in zip(mine, plain, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)

@@ -17,21 +17,37 @@ def make_parameters(dtype=torch.float32, seed=0, shapes=SHAPES):
     return [torch.nn.Parameter(torch.randn(s, generator=generator, dtype=torch.float64).to(dtype)) for s in shapes]
 
 
+def made(dtype=torch.float32, steps=0, **settings):
+    """Parameters and their optimizer, after some steps."""
+    parameters = make_parameters(dtype)
+    optimizer = unteach.MeanTeacher(parameters, **(SETTINGS | settings))
+    run(parameters, optimizer, steps)
+    return parameters, optimizer
+
+
 def set_gradients(parameters, generator, scale=1.0):
     for parameter in parameters:
         gradient = scale * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
         parameter.grad = gradient.to(parameter.dtype)
 
 
-def run(parameters, optimizer, steps, seed=1, scale=1.0):
+def run(parameters, optimizer, steps, seed=1):
     generator = torch.Generator().manual_seed(seed)
     for _ in range(steps):
-        set_gradients(parameters, generator, scale)
+        set_gradients(parameters, generator)
         optimizer.step()
 
 
 def teacher_of(optimizer, parameters):
     return [optimizer.state[p]["teacher"] for p in parameters]
+
+
+def copies(tensors):
+    return [tensor.detach().clone() for tensor in tensors]
+
+
+def same(first, second):
+    return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
 # ---- the algorithm ---------------------------------------------------------------------------------
@@ -41,9 +57,8 @@ def teacher_of(optimizer, parameters):
 @pytest.mark.parametrize("clip", [None, 1.0, 8.0])
 @pytest.mark.parametrize("momentum", [0.0, 0.95])
 def test_matches_the_pseudo_code_over_200_random_steps(dtype, tolerance, clip, momentum):
-    parameters = make_parameters(dtype)
     settings = SETTINGS | {"momentum": momentum, "clip": clip, "lr": 0.02}
-    optimizer = unteach.MeanTeacher(parameters, **settings)
+    parameters, optimizer = made(dtype, **settings)
     reference = ReferenceMeanTeacher([p.detach().double() for p in parameters], **settings)
     generator = torch.Generator().manual_seed(1)
     factors = set()
@@ -63,10 +78,10 @@ def test_matches_the_pseudo_code_over_200_random_steps(dtype, tolerance, clip, m
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_without_teacher_damping_and_clip_it_is_sgd_bit_for_bit(dtype, momentum):
-    mine, theirs = make_parameters(dtype), make_parameters(dtype)
-    run(mine, unteach.MeanTeacher(mine, lr=0.1, momentum=momentum, teacher_rate=0, damping=0, clip=None), 100)
+    mine, _ = made(dtype, 100, lr=0.1, momentum=momentum, teacher_rate=0, damping=0, clip=None)
+    theirs = make_parameters(dtype)
     run(theirs, torch.optim.SGD(theirs, lr=0.1, momentum=momentum), 100)
-    assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
+    assert same(mine, theirs)
 
 
 def test_clip_factor_scales_gradient_damping_and_teacher_rate_together():
@@ -83,27 +98,16 @@ def test_clip_factor_scales_gradient_damping_and_teacher_rate_together():
     assert (optimizer.last_grad_norm, optimizer.last_clip_factor) == (4.0, 0.25)
 
 
-def test_two_runs_with_one_seed_are_identical():
-    runs = []
-    for _ in range(2):
-        parameters = make_parameters()
-        optimizer = unteach.MeanTeacher(parameters, **SETTINGS)
-        run(parameters, optimizer, 50)
-        runs.append([p.detach() for p in parameters] + teacher_of(optimizer, parameters))
-    assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
-
-
-def test_buckets_change_nothing(monkeypatch):
+def test_a_run_is_the_same_again_and_in_buckets_of_any_size(monkeypatch):
     results = []
-    for elements in (2**26, 8):
+    for elements in (2**26, 2**26, 8):
         monkeypatch.setattr(mean_teacher_module, "BUCKET_ELEMENTS", elements)
-        parameters = make_parameters()
-        optimizer = unteach.MeanTeacher(parameters, **SETTINGS)
-        run(parameters, optimizer, 20)
+        parameters, optimizer = made(steps=20)
         with optimizer.teacher_weights():
-            inside = [p.detach().clone() for p in parameters]
-        results.append([p.detach() for p in parameters] + inside)
-    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+            inside = copies(parameters)
+        results.append(copies(parameters) + inside)
+    assert same(results[0], results[1])
+    assert same(results[0], results[2])
 
 
 # ---- groups, missing gradients, schedulers ------------------------------------------------------------
@@ -111,12 +115,9 @@ def test_buckets_change_nothing(monkeypatch):
 
 def test_groups_have_their_own_settings_and_share_one_norm():
     parameters = make_parameters(torch.float64, shapes=[(4,), (3,)])
-    optimizer = unteach.MeanTeacher(
-        [{"params": [parameters[0]], "lr": 0.01, "damping": 3.0}, {"params": [parameters[1]], "momentum": 0.5}],
-        **SETTINGS,
-        clip=0.5,
-    )
-    start = [p.detach().clone() for p in parameters]
+    groups = [{"params": [parameters[0]], "lr": 0.01, "damping": 3.0}, {"params": [parameters[1]], "momentum": 0.5}]
+    optimizer = unteach.MeanTeacher(groups, **SETTINGS, clip=0.5)
+    start = copies(parameters)
     set_gradients(parameters, torch.Generator().manual_seed(3))
     gradients = [p.grad.clone() for p in parameters]
     optimizer.step()
@@ -133,29 +134,22 @@ def test_parameters_without_a_gradient_and_frozen_ones_are_left_alone():
     frozen.requires_grad_(False)
     optimizer = unteach.MeanTeacher([moving, idle, frozen], **SETTINGS)
     run([moving, idle], optimizer, 3)
-    kept = [x.clone() for x in (idle.detach(), *optimizer.state[idle].values())]
-    frozen_before = frozen.clone()
+    kept = copies([idle, frozen, *optimizer.state[idle].values()])
     idle.grad = None
     run([moving], optimizer, 3)
-    assert all(torch.equal(a, b) for a, b in zip(kept, [idle.detach(), *optimizer.state[idle].values()], strict=True))
-    assert torch.equal(frozen, frozen_before)
+    assert same(kept, [idle, frozen, *optimizer.state[idle].values()])
     assert frozen not in optimizer.state
     with optimizer.teacher_weights():
-        assert torch.equal(frozen, frozen_before)
-
-
-def test_a_step_without_any_gradient_does_nothing():
-    parameters = make_parameters()
-    before = [p.detach().clone() for p in parameters]
-    optimizer = unteach.MeanTeacher(parameters)
-    optimizer.step()
+        assert torch.equal(frozen, kept[1])
+    parameters, optimizer = made()
+    before = copies(parameters)
+    optimizer.step()  # without any gradient
     assert optimizer.last_grad_norm == 0
-    assert all(torch.equal(a, b) for a, b in zip(before, parameters, strict=True))
+    assert same(before, parameters)
 
 
 def test_learning_rate_schedulers_work():
-    parameters = make_parameters(torch.float64)
-    optimizer = unteach.MeanTeacher(parameters, **SETTINGS)
+    parameters, optimizer = made(torch.float64)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
     reference = ReferenceMeanTeacher([p.detach() for p in parameters], **SETTINGS, clip=1.0)
     generator = torch.Generator().manual_seed(1)
@@ -198,11 +192,9 @@ def test_teacher_weights_exchanges_values_in_place_and_back():
         optimizer.zero_grad()
         model(x).square().mean().backward()
         optimizer.step()
-    addresses = [p.data_ptr() for p in model.parameters()]
-    student = [p.detach().clone() for p in model.parameters()]
-    twin.load_state_dict(
-        dict(zip(twin.state_dict(), map(torch.clone, teacher_of(optimizer, model.parameters())), strict=True))
-    )
+    addresses, student = [p.data_ptr() for p in model.parameters()], copies(model.parameters())
+    teacher = copies(teacher_of(optimizer, model.parameters()))
+    twin.load_state_dict(dict(zip(twin.state_dict(), teacher, strict=True)))
     with optimizer.teacher_weights():
         inside = model(x)
         assert not inside.requires_grad
@@ -210,36 +202,34 @@ def test_teacher_weights_exchanges_values_in_place_and_back():
     assert not torch.equal(model(x), inside)
     assert model(x).requires_grad
     assert addresses == [p.data_ptr() for p in model.parameters()]
-    assert all(torch.equal(a, b) for a, b in zip(student, model.parameters(), strict=True))
+    assert same(student, model.parameters())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_teacher_weights_survives_exceptions_and_refuses_what_would_corrupt(dtype):
-    parameters = make_parameters(dtype)
-    optimizer = unteach.MeanTeacher(parameters, **SETTINGS)
-    run(parameters, optimizer, 3)
+    parameters, optimizer = made(dtype, 3)
     saved = copy.deepcopy(optimizer.state_dict())
-    student = [p.detach().clone() for p in parameters]
-    teacher = [t.clone() for t in teacher_of(optimizer, parameters)]
+    student, teacher = copies(parameters), copies(teacher_of(optimizer, parameters))
 
     def inside_teacher_weights(action):
         with optimizer.teacher_weights():
             assert all(torch.equal(p, t.to(dtype)) for p, t in zip(parameters, teacher, strict=True))
             action()
 
-    for action, name in [
-        (optimizer.step, "step"),
-        (lambda: optimizer.teacher_weights().__enter__(), "teacher_weights"),
-        (optimizer.state_dict, "state_dict"),
-        (lambda: optimizer.load_state_dict(saved), "load_state_dict"),
-        (lambda: optimizer.add_param_group({"params": []}), "add_param_group"),
+    for name, *arguments in [
+        ("step",),
+        ("state_dict",),
+        ("load_state_dict", saved),
+        ("add_param_group", {"params": []}),
     ]:
         with pytest.raises(RuntimeError, match=rf"{name}\(\) was called inside teacher_weights"):
-            inside_teacher_weights(action)
+            inside_teacher_weights(lambda name=name, given=arguments: getattr(optimizer, name)(*given))
+    with pytest.raises(RuntimeError, match=r"teacher_weights\(\) was called inside teacher_weights"):
+        inside_teacher_weights(lambda: optimizer.teacher_weights().__enter__())
     with pytest.raises(KeyboardInterrupt):
         inside_teacher_weights(lambda: (_ for _ in ()).throw(KeyboardInterrupt()))
-    assert all(torch.equal(a, b) for a, b in zip(student, parameters, strict=True))
-    assert all(torch.equal(a, b) for a, b in zip(teacher, teacher_of(optimizer, parameters), strict=True))
+    assert same(student, parameters)
+    assert same(teacher, teacher_of(optimizer, parameters))
     optimizer.step()  # and it works again
 
 
@@ -258,54 +248,38 @@ def test_backward_through_weights_that_were_exchanged_meanwhile_raises():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_saved_and_reloaded_it_continues_bit_for_bit(dtype):
-    parameters = make_parameters(dtype)
-    optimizer = unteach.MeanTeacher(parameters, **SETTINGS)
-    run(parameters, optimizer, 20)
+    parameters, optimizer = made(dtype, 20)
     buffer = io.BytesIO()
     torch.save({"weights": [p.detach() for p in parameters], "optimizer": optimizer.state_dict()}, buffer)
     run(parameters, optimizer, 20, seed=2)
 
     buffer.seek(0)
     saved = torch.load(buffer, weights_only=True)
+    kept = copy.deepcopy(saved["optimizer"]["state"])
     resumed = [torch.nn.Parameter(w) for w in saved["weights"]]
     again = unteach.MeanTeacher(resumed)  # other settings: they come from the file
     again.load_state_dict(saved["optimizer"])
+    wanted = torch.float64 if dtype == torch.float64 else torch.float32
+    assert all(value.dtype == wanted for q in resumed for value in again.state[q].values())
+    run(resumed, again, 20, seed=2)
+    assert same(parameters, resumed)
     for p, q in zip(parameters, resumed, strict=True):
         assert again.state[q].keys() == optimizer.state[p].keys()
-        assert all(
-            v.dtype == (torch.float64 if dtype == torch.float64 else torch.float32) for v in again.state[q].values()
-        )
-    run(resumed, again, 20, seed=2)
-    assert all(torch.equal(a, b) for a, b in zip(parameters, resumed, strict=True))
-    for p, q in zip(parameters, resumed, strict=True):
-        assert all(torch.equal(optimizer.state[p][k], again.state[q][k]) for k in optimizer.state[p])
-
-
-def test_loading_copies_and_leaves_the_given_state_alone():
-    parameters, others = make_parameters(), make_parameters()
-    optimizer, other = unteach.MeanTeacher(parameters, **SETTINGS), unteach.MeanTeacher(others, **SETTINGS)
-    run(parameters, optimizer, 2)
-    state = optimizer.state_dict()
-    before = copy.deepcopy(state["state"])
-    other.load_state_dict(state)
-    run(others, other, 3)
-    assert all(torch.equal(before[i][k], state["state"][i][k]) for i in before for k in before[i])
+        assert same(optimizer.state[p].values(), again.state[q].values())
+    given = saved["optimizer"]["state"]
+    assert all(same(kept[i].values(), given[i].values()) for i in kept), "loading copies"
 
 
 def test_loading_the_state_of_another_model_says_so():
-    parameters = make_parameters()
-    optimizer = unteach.MeanTeacher(parameters)
-    run(parameters, optimizer, 1)
+    _, optimizer = made(steps=1)
     other = unteach.MeanTeacher(make_parameters(shapes=[(2, 2)] * len(SHAPES)))
     with pytest.raises(ValueError, match=r"saved teacher of parameter 0 has shape \[7, 5\], the parameter \[2, 2\]"):
         other.load_state_dict(optimizer.state_dict())
 
 
 def test_a_copied_optimizer_goes_on():
-    parameters = make_parameters()
-    optimizer = copy.deepcopy(unteach.MeanTeacher(parameters, **SETTINGS))
-    copies = optimizer.param_groups[0]["params"]
-    run(copies, optimizer, 2)
+    optimizer = copy.deepcopy(made()[1])
+    run(optimizer.param_groups[0]["params"], optimizer, 2)
     with optimizer.teacher_weights():
         pass
     assert optimizer.last_grad_norm is not None
@@ -316,22 +290,15 @@ def test_a_copied_optimizer_goes_on():
 
 def test_plain_bfloat16_weights_would_not_move_at_the_papers_settings_and_ours_do():
     """A 7B model: weights of 0.02, gradient of norm 1 over 7e9 weights, so 1.2e-5 a weight; lr 5e-4, momentum 0.95."""
-    steps, gradient = 200, 1.2e-5
-    plain = torch.nn.Parameter(torch.full((64,), 0.02, dtype=torch.bfloat16))
-    half = torch.nn.Parameter(plain.detach().clone())
-    full = torch.nn.Parameter(plain.detach().float())
-    settings = {"lr": 5e-4, "momentum": 0.95}
-    optimizers = [
-        torch.optim.SGD([plain], **settings),
-        unteach.MeanTeacher([half], **settings),
-        unteach.MeanTeacher([full], **settings),
-    ]
-    start = plain.detach().clone()
+    steps, gradient, settings = 200, 1.2e-5, {"lr": 5e-4, "momentum": 0.95}
+    start = torch.full((64,), 0.02, dtype=torch.bfloat16)
+    plain, half, full = (torch.nn.Parameter(start.to(t, copy=True)) for t in (start.dtype, start.dtype, torch.float32))
+    ours = [unteach.MeanTeacher([p], **settings) for p in (half, full)]
+    optimizers = [torch.optim.SGD([plain], **settings), *ours]
     for _ in range(steps):
         for parameter, optimizer in zip((plain, half, full), optimizers, strict=True):
             parameter.grad = torch.full_like(parameter, gradient)
             optimizer.step()
-    student = optimizers[1].state[half]["student"]
     assert torch.equal(plain, start), "every single update was rounded away"
     # The recurrence by hand, in float64: λ pulls back to a teacher that slides by κη = 0.005 a step.
     v = theta = teacher = 0.0
@@ -339,8 +306,8 @@ def test_plain_bfloat16_weights_would_not_move_at_the_papers_settings_and_ours_d
         v = 0.95 * v + float(torch.tensor(gradient).bfloat16()) + 5.0 * (theta - teacher)
         theta -= 5e-4 * v
         teacher += 0.005 * (theta - teacher)
-    torch.testing.assert_close(student - start.float(), torch.full((64,), theta), rtol=0.01, atol=0)
-    torch.testing.assert_close(full - start.float(), torch.full((64,), theta), rtol=0.01, atol=0)
+    for student in (ours[0].state[half]["student"], full):
+        torch.testing.assert_close(student - start.float(), torch.full((64,), theta), rtol=0.01, atol=0)
 
 
 def test_half_precision_parameters_follow_the_float32_run():
@@ -351,10 +318,9 @@ def test_half_precision_parameters_follow_the_float32_run():
         generator = torch.Generator().manual_seed(5)
         for _ in range(30):
             for p in parameters:
-                gradient = torch.randn(p.shape, generator=generator).bfloat16()
-                p.grad = gradient.to(p.dtype)
+                p.grad = torch.randn(p.shape, generator=generator).bfloat16().to(p.dtype)
             optimizer.step()
-    assert all(torch.equal(h, f.bfloat16()) for h, f in zip(half, full, strict=True))
+    assert same(half, [f.bfloat16() for f in full])
 
 
 def test_the_norm_does_not_overflow():
@@ -368,18 +334,16 @@ def test_the_norm_does_not_overflow():
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 def test_non_finite_gradients_are_refused_and_change_nothing(bad):
-    parameters = make_parameters()
-    optimizer = unteach.MeanTeacher(parameters, **SETTINGS)
-    run(parameters, optimizer, 3)
-    before = copy.deepcopy((parameters, optimizer.state_dict(), optimizer.last_grad_norm))
+    parameters, optimizer = made(steps=3)
+    weights, state, norm = copy.deepcopy((parameters, optimizer.state_dict()["state"], optimizer.last_grad_norm))
     set_gradients(parameters, torch.Generator().manual_seed(9))
     parameters[1].grad[3] = bad
     with pytest.raises(FloatingPointError, match=r"step was refused.*First at parameter 1 of group 0, shape \[11\]"):
         optimizer.step()
-    assert all(torch.equal(a, b) for a, b in zip(before[0], parameters, strict=True))
-    state = optimizer.state_dict()["state"]
-    assert all(torch.equal(before[1]["state"][i][k], state[i][k]) for i in state for k in state[i])
-    assert optimizer.last_grad_norm == before[2]
+    assert same(weights, parameters)
+    after = optimizer.state_dict()["state"]
+    assert all(same(state[i].values(), after[i].values()) for i in state)
+    assert optimizer.last_grad_norm == norm
 
 
 # ---- wrong input -----------------------------------------------------------------------------------------------

@@ -13,7 +13,8 @@ from unteach.config import ForgetConfig, Method, Precision
 from unteach.data import ForgetBatches
 from unteach.method.mean_teacher import MeanTeacher
 from unteach.models import decoder_layers, trainable_parameters
-from unteach.training.passes import by_length, computing, forget_term, hidden_states, loss_scale, unscale_gradients
+from unteach.training.passes import by_length, computing, forget_term, hidden_states
+from unteach.training.step import loss_scale, unscale_gradients
 
 SEQUENCES = [list(range(1, 30)), list(range(5, 20)), list(range(3, 40))]
 CPU = torch.device("cpu")

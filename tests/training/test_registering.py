@@ -113,7 +113,7 @@ class SignDescent(torch.optim.SGD):
         self.shrink, self.start = shrink, None
 
     def teacher_weights(self):
-        from unteach.method.shards import other_weights
+        from unteach.method.tensors import other_weights
 
         parameters = self.param_groups[0]["params"]
         self.start = self.start or [p.detach().clone() for p in parameters]
@@ -127,7 +127,7 @@ class SignDescent(torch.optim.SGD):
 
 
 def test_a_registered_optimizer_runs_from_the_command_line(inputs, tmp_path, monkeypatch, capsys):
-    kind = OptimizerKind(summary="…", build=SignDescent, settings=("lr",), label="sign")
+    kind = OptimizerKind(build=SignDescent, settings=("lr",), label="sign")
     monkeypatch.setitem(OPTIMIZERS, "scratch", kind)
     CALLS.clear()
     flags = ["--optimizer", "scratch", "--optimizer-options", "shrink=0.25"]

@@ -118,7 +118,6 @@ def test_the_first_crossing_of_steady_curves_is_never_skipped(seed, every):
     if PARITY.distance(scores_of(first)) == 0:
         assert (move.step, move.rule) == (first, "stop")
         assert "reached" in move.reason
-        assert PARITY.unmet(scores_of(first)) == []
     else:  # the AUC has gone too far before knowledge went, or within one step
         assert move.rule == "nearest"
         assert move.step <= first

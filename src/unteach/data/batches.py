@@ -27,7 +27,7 @@ EMBEDDED_GENERAL = "micro:general"
 """The general text that is used where none is given: public-domain prose, 6 MB. More and nearer text is better."""
 GENERAL_BYTES = 64 * 2**20
 """How much general text is read by default: as token ids about 64 MiB too, some 30,000 chunks of 512 tokens."""
-_FORGET, _GENERAL, _KEEP = 1, 2, 4  # each has generators of its own; 3 draws prompts in training/own_loops.py
+_FORGET, _GENERAL, _KEEP = 1, 2, 4  # each has generators of its own; 3 draws prompts in training/texts.py
 
 
 @dataclass

@@ -14,13 +14,13 @@ Symbols: h ``logits`` (student), h' ``teacher_logits``, p = softmax(h), q = soft
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-__all__ = ["DIVERGENCES", "Divergence", "divergence", "mean_over_rows", "quadratic_damping"]
+__all__ = ["DIVERGENCES", "Divergence", "divergence", "mean_over_rows"]
 
 RowFunction = Callable[..., tuple[Tensor, Tensor]]
 """``(h [N,V], others...) -> (value [N], gradient in h [N,V])``; what the others are is up to who calls it."""
@@ -35,10 +35,14 @@ class Divergence:
     """The definition, for a token, as printed in docs and ``--help``."""
     rows: RowFunction
     """``(h [N,V], h' [N,V]) -> (value [N], gradient in h [N,V])``, float32 or float64."""
-    function: Callable[[Tensor, Tensor, Tensor], Tensor]
-    """``(logits [B,T,V], teacher_logits [B,T,V], mask [B,T]) -> scalar``, the mean over real tokens."""
     needs_base: bool = False
-    """Always False: a divergence compares with the teacher, which is an argument of its own."""
+    """Always False: the teacher is an argument of its own."""
+
+    def function(self, logits: Tensor, teacher_logits: Tensor, mask: Tensor) -> Tensor:
+        """The mean over real tokens, see ``divergence``."""
+        check_logits(logits, mask)
+        check_same_logits("teacher_logits", teacher_logits, logits)
+        return mean_over_rows(self.rows, logits[mask], teacher_logits[mask])
 
 
 DIVERGENCES: dict[str, Divergence] = {}
@@ -46,13 +50,7 @@ DIVERGENCES: dict[str, Divergence] = {}
 
 def _register(name: str, equation: str) -> Callable[[RowFunction], RowFunction]:
     def add(rows: RowFunction) -> RowFunction:
-        def function(logits: Tensor, teacher_logits: Tensor, mask: Tensor) -> Tensor:
-            check_logits(logits, mask)
-            check_same_logits("teacher_logits", teacher_logits, logits)
-            return mean_over_rows(rows, logits[mask], teacher_logits[mask])
-
-        function.__name__, function.__doc__ = name, rows.__doc__
-        DIVERGENCES[name] = Divergence(name=name, equation=equation, rows=rows, function=function)
+        DIVERGENCES[name] = Divergence(name=name, equation=equation, rows=rows)
         return rows
 
     return add
@@ -62,13 +60,12 @@ def divergence(name: str, logits: Tensor, teacher_logits: Tensor, mask: Tensor) 
     """Mean divergence of the student from the teacher over the real tokens of a batch, Eq. (4) of the paper.
 
     Args:
-        name: A key of ``DIVERGENCES``: ``kl``, ``kl_reverse``, ``qkl`` or ``qkl_frozen``.
-        logits: h, the student's logits [B,T,V].
-        teacher_logits: h', the teacher's logits [B,T,V]; treated as a constant.
+        name: ``kl``, ``kl_reverse``, ``qkl`` or ``qkl_frozen``, the keys of ``DIVERGENCES``.
+        logits: h, the student's [B,T,V].
+        teacher_logits: h', the teacher's [B,T,V]; treated as a constant.
         mask: True at real tokens [B,T]; all other positions are never read.
 
-    Returns:
-        A scalar in float32 (float64 for float64 logits), differentiable once in ``logits``.
+    The scalar is in float32 (float64 for float64 logits) and differentiable once in ``logits``.
 
     Differs from the authors' code: the mean runs over real tokens only; theirs divides by all positions, padding
     included.
@@ -76,19 +73,6 @@ def divergence(name: str, logits: Tensor, teacher_logits: Tensor, mask: Tensor) 
     if name not in DIVERGENCES:
         raise ValueError(f"unknown divergence {name!r}: choose one of {', '.join(DIVERGENCES)}")
     return DIVERGENCES[name].function(logits, teacher_logits, mask)
-
-
-def quadratic_damping(parameters: Iterable[Tensor], teacher: Iterable[Tensor], damping: float) -> Tensor:
-    """The damping term of Eq. (7), λ/2 ‖θ - θ'‖², with θ ``parameters``, θ' ``teacher`` and λ ``damping``.
-
-    The optimizer adds its gradient λ(θ - θ') itself; this is its value, for logs and for checking.
-    """
-    if not damping >= 0:
-        raise ValueError(f"damping is {damping}: it must be zero or positive")
-    squares = [(p - t.detach()).square().sum() for p, t in zip(parameters, teacher, strict=True)]
-    if not squares:
-        raise ValueError("parameters is empty: give at least one tensor")
-    return 0.5 * damping * torch.stack(squares).sum()
 
 
 @_register("kl", "KL(p ‖ q) = Σ_j p_j (log p_j - log q_j)")
@@ -211,10 +195,8 @@ def compute_dtype(*tensors: Tensor) -> torch.dtype:
 def check_logits(logits: Tensor, mask: Tensor) -> None:
     """Raise a ``ValueError`` that says what to change unless ``logits`` [B,T,V] and ``mask`` [B,T] fit."""
     if logits.dim() != 3 or not logits.is_floating_point():
-        raise ValueError(
-            f"logits has shape {list(logits.shape)} and dtype {logits.dtype}: "
-            "give floating-point [batch, time, vocabulary]"
-        )
+        given = f"logits has shape {list(logits.shape)} and dtype {logits.dtype}"
+        raise ValueError(f"{given}: give floating-point [batch, time, vocabulary]")
     if logits.shape[-1] < 2:
         raise ValueError(f"logits has a vocabulary of {logits.shape[-1]}: at least 2 entries are needed")
     if mask.shape != logits.shape[:2]:

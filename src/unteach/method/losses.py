@@ -37,20 +37,20 @@ from unteach.method.divergences import (
 __all__ = ["LOSSES", "ForgetLoss", "forget_loss", "register", "token_log_odds"]
 
 
+Reads = Literal["log_odds", "logits", "hidden"]
+Base = Literal["initial", "given"]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ForgetLoss:
-    """One registered forget loss."""
+    """One registered forget loss; ``register`` says what its parts are."""
 
     name: str
     equation: str
-    """The definition as printed in docs and ``--help``."""
     function: Callable[..., Tensor]
-    """``(logits, labels, mask, *, [base_logits,] **hyper) -> scalar``; for ``reads="hidden"``, ``(hidden, *,
-    [base_hidden,] layer, **hyper) -> scalar``."""
-    reads: Literal["log_odds", "logits", "hidden"]
-    """What it sees of the model: the labels' log-odds alone, all logits of a token, or a layer's hidden states."""
-    base: Literal["initial", "given"] | None
-    """Which other model it compares with: the model before unlearning, one that is given (``--base``), or none."""
+    """To a scalar, from full logits or from hidden states."""
+    reads: Reads
+    base: Base | None
     rows: RowFunction | None = None
     """``reads="logits"``: ``(logits [N,V], labels [N], [base_logits [N,V],] **hyper) -> (value, gradient)``."""
 
@@ -69,12 +69,8 @@ class ForgetLoss:
     def unknown(self, hyper: Iterable[str]) -> list[str]:
         """A line for each name that is no hyper-parameter of this loss."""
         known = self.hyper
-        allowed = ", ".join(known) or "none"
-        return [
-            f"forget loss {self.name!r} has no hyper-parameter {name!r}: allowed are {allowed}"
-            for name in hyper
-            if name not in known
-        ]
+        line = f"forget loss {self.name!r} has no hyper-parameter {{!r}}: allowed are {', '.join(known) or 'none'}"
+        return [line.format(name) for name in hyper if name not in known]
 
     def problems(self, hyper: Mapping[str, Any]) -> list[str]:
         """What is wrong with hyper-parameters, one line each; the loss itself is asked, with two tokens of three."""
@@ -87,13 +83,11 @@ class ForgetLoss:
                 wrong.append(f"{name} is missing: forget loss {self.name!r} needs it")
         if wrong:
             return wrong
-        logits = torch.zeros(1, 2, 3)
-        labels, mask = torch.zeros(1, 2, dtype=torch.int64), torch.ones(1, 2, dtype=torch.bool)
+        seen = torch.zeros(2, 3) if self.reads == "hidden" else torch.zeros(1, 2, 3)
+        others = [] if self.reads == "hidden" else [torch.zeros(1, 2).long(), torch.ones(1, 2).bool()]
+        base = {"base_hidden" if self.reads == "hidden" else "base_logits": seen} if self.base else {}
         try:
-            if self.reads == "hidden":
-                self.function(logits[0], **({"base_hidden": logits[0]} if self.base else {}), **hyper)
-            else:
-                self.function(logits, labels, mask, **({"base_logits": logits} if self.base else {}), **hyper)
+            self.function(seen, *others, **base, **hyper)
         except ValueError as error:
             return [str(error)]
         return []
@@ -103,24 +97,20 @@ LOSSES: dict[str, ForgetLoss] = {}
 
 
 def register(
-    name: str,
-    equation: str,
-    *,
-    reads: Literal["log_odds", "logits", "hidden"] = "log_odds",
-    base: Literal["initial", "given"] | None = None,
-    closed_form: bool = False,
+    name: str, equation: str, *, reads: Reads = "log_odds", base: Base | None = None, closed_form: bool = False
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Add the decorated function to ``LOSSES``: ``unteach forget --loss NAME --loss-options KEY=VALUE`` then runs it.
 
     Args:
-        name: Its name in the registry, the configuration and the command line.
-        equation: Its definition, for people.
+        name: In the registry, the configuration and the command line.
+        equation: The definition as printed in docs and ``--help``.
         reads: ``"log_odds"``: ``function(logits, labels, mask, *, [base_logits,] **hyper)`` that depends on logits
             through the labels' log-odds alone; it may look at whole sequences. ``"logits"``: a row function
             ``function(logits [N,V], labels [N], [base_logits [N,V],] *, **hyper)`` that returns the loss of each token
             [N]; the loss is its mean over tokens, computed in chunks. ``"hidden"``: ``function(hidden [N,D], *,
             [base_hidden [N,D],] layer, **hyper)`` of the hidden states behind the decoder block number ``layer``.
-        base: Which other model's log-odds, logits or hidden states it needs, see ``ForgetLoss.base``.
+        base: Which other model's log-odds, logits or hidden states it needs: those of the model before unlearning
+            (``"initial"``), of one that is given with ``--base`` (``"given"``), or of none.
         closed_form: The row function returns a pair, the loss of each token and its gradient in the logits [N,V]:
             faster than autograd, and exact where that is not.
     """
@@ -151,7 +141,7 @@ def _with_gradient(values: Callable[..., Tensor]) -> RowFunction:
 def _mean_loss(
     rows: RowFunction, logits: Tensor, labels: Tensor, mask: Tensor, base_logits: Tensor | None = None, **hyper: Any
 ) -> Tensor:
-    others = [labels[mask], *([] if base_logits is None else [base_logits[mask]])]
+    others = [labels[mask]] if base_logits is None else [labels[mask], base_logits[mask]]
     return mean_over_rows(functools.partial(rows, **hyper), logits[mask], *others)
 
 
@@ -161,7 +151,7 @@ def forget_loss(
     """A forget loss of a batch, to be minimised: Eq. (2) of the paper, a mean over its real tokens.
 
     Args:
-        name: A key of ``LOSSES``: ``ll``, ``npo``, ``it``, ``it_forward``, ``nlul`` or ``match``.
+        name: ``ll``, ``npo``, ``it``, ``it_forward``, ``nlul`` or ``match``, the keys of ``LOSSES``.
         logits: h [B,T,V], already aligned with ``labels``: row t predicts label t.
         labels: y, the tokens to forget [B,T].
         mask: True at real tokens [B,T]; all other positions are never read, whatever they hold.
@@ -205,16 +195,11 @@ def npo(
     """Negative preference optimization: ℓ_NPO(s) = -(2/β) log σ(-β log π(s)/π_base(s)) for a sequence s.
 
     Summed over sequences and divided by the number of real tokens, so that its gradient is a token mean of
-    w_s ∇ℓ_LL with w_s = 2 π^β / (π^β + π_base^β), which is 1 at the start, as for the other losses.
+    w_s ∇ℓ_LL with w_s = 2 π^β / (π^β + π_base^β), which is 1 at the start, as for the other losses. π_base is the
+    model before unlearning. A larger β fades out sooner as π(s) falls.
 
-    Args:
-        logits: h [B,T,V].
-        labels: y [B,T].
-        mask: True at real tokens [B,T]. A sequence without any counts for nothing.
-        base_logits: Gives π_base, the model before unlearning [B,T,V].
-        beta: β > 0. Larger fades out sooner as π(s) falls.
-        ratio: ``"sum"``: R_s is the log-ratio of the whole sequence, the paper's formula. ``"mean"``: R_s/|s| in its
-            place and |s| in front, -(2/β) |s| log σ(-β R_s/|s|), which leaves w_s near 1, close to LL.
+    ``ratio="sum"``: R_s is the log-ratio of the whole sequence, the paper's formula. ``"mean"``: R_s/|s| in its place
+    and |s| in front, -(2/β) |s| log σ(-β R_s/|s|), which leaves w_s near 1, close to LL.
 
     Differs from the authors' code: they take ``ratio="mean"`` over the padded length; here it is over real tokens. The
     gradient displayed in the paper lacks the factor 2 that the loss gives.
@@ -223,11 +208,9 @@ def npo(
         raise ValueError(f"beta is {beta}: it must be positive")
     if ratio not in ("sum", "mean"):
         raise ValueError(f"ratio is {ratio!r}: it must be 'sum' or 'mean'")
-    log_prob = logsigmoid(token_log_odds(logits[mask], labels[mask]))
-    base_log_prob = logsigmoid(token_log_odds(base_logits.detach()[mask], labels[mask]))
-    lengths = mask.sum(1)
-    log_ratio = (log_prob - base_log_prob).new_zeros(len(mask))
-    log_ratio = log_ratio.index_add(0, mask.nonzero()[:, 0], log_prob - base_log_prob)
+    odds, base_odds = (token_log_odds(h[mask], labels[mask]) for h in (logits, base_logits.detach()))
+    difference, lengths = logsigmoid(odds) - logsigmoid(base_odds), mask.sum(1)
+    log_ratio = difference.new_zeros(len(mask)).index_add(0, mask.nonzero()[:, 0], difference)
     log_ratio, lengths = log_ratio[lengths > 0], lengths[lengths > 0].to(log_ratio.dtype)
     if ratio == "sum":
         loss = -(2 / beta) * logsigmoid(-beta * log_ratio)
@@ -260,15 +243,9 @@ def nlul(logits: Tensor, labels: Tensor, mask: Tensor, *, tolerance: float = 0.0
     """Negative log-unlikelihood: ℓ_NLUL(h; y) = -log(1 - p_y), the paper's loss.
 
     Its gradient p_y (e_y - softmax_{j≠y}) is largest where the text is memorised, fades out as p_y → 0 and never
-    exceeds √2 p_y in norm.
-
-    Args:
-        logits: h [B,T,V].
-        labels: y [B,T].
-        mask: True at real tokens [B,T].
-        tolerance: 0 is the exact loss. Above 0, the authors' surrogate p_y/(1 + tolerance - p_y) · log p_y with the
-            weight held constant, whose gradient is that of -log(1 + tolerance - p_y): it vanishes again within
-            ``tolerance`` of p_y = 1.
+    exceeds √2 p_y in norm. With a ``tolerance`` above 0, the authors' surrogate p_y/(1 + tolerance - p_y) · log p_y
+    with the weight held constant, whose gradient is that of -log(1 + tolerance - p_y): it vanishes again within
+    ``tolerance`` of p_y = 1.
 
     Differs from the authors' code: they always use the surrogate, with tolerance 0.02.
     """
@@ -285,20 +262,16 @@ def nlul(logits: Tensor, labels: Tensor, mask: Tensor, *, tolerance: float = 0.0
 def match(
     logits: Tensor, labels: Tensor, base_logits: Tensor, *, pull: str = "softplus", margin: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """Pull towards a model that never saw the text: ℓ(h; y) = φ(z - z_base - margin) + KL(p_base ‖ p).
+    """Pull towards a model that never saw the text, p_base: ℓ(h; y) = φ(z - z_base - margin) + KL(p_base ‖ p).
 
     z is the label's log-odds. The first term is NLUL with a reference: -log(1 - p_y) = softplus(z) is the same with
     z_base = 0. Its gradient σ(z - z_base) (e_y - softmax_{j≠y}) is about 1 as long as the token is likelier than the
     reference says, at p_y → 1 *and* at p_y → 0, where NLUL's own (p_y) has vanished: names and numbers are pushed down
     to what a model gives them that never saw them. The second term, gradient p - p_base, keeps the text fluent.
 
-    Args:
-        logits: h [N,V].
-        labels: y [N].
-        base_logits: Of the model that never saw the text [N,V].
-        pull: φ. ``"softplus"``: log(1 + eˣ), whose pull at parity is still ½, so that its minimum lies below the
-            reference. ``"gate"``: max(0, x), whose pull ends there at once.
-        margin: Pull only down to this much above the reference, in nats of log-odds.
+    ``pull`` is φ: ``"softplus"``, log(1 + eˣ), whose pull at parity is still ½, so that its minimum lies below the
+    reference, or ``"gate"``, max(0, x), whose pull ends there at once. It goes only down to ``margin`` nats of log-odds
+    above the reference.
     """
     if pull not in ("softplus", "gate"):
         raise ValueError(f"pull is {pull!r}: it must be 'softplus' or 'gate'")
@@ -340,9 +313,7 @@ def _check_labels(labels: Tensor, mask: Tensor, vocabulary: int) -> None:
         raise ValueError(f"labels has shape {list(labels.shape)}: it must be {list(mask.shape)}, one label a position")
     if labels.dtype != torch.int64:
         raise ValueError(f"labels has dtype {labels.dtype}: it must be torch.int64 (use labels.long())")
-    lowest, highest = (int(bound) for bound in labels[mask].aminmax())
-    if lowest < 0 or highest >= vocabulary:
-        raise ValueError(
-            f"labels holds {lowest if lowest < 0 else highest} at a real token: it must be 0 to {vocabulary - 1}; "
-            "mask such positions out"
-        )
+    real = labels[mask]
+    for wrong in real[(real < 0) | (real >= vocabulary)].tolist():
+        allowed = f"it must be 0 to {vocabulary - 1}; mask such positions out"
+        raise ValueError(f"labels holds {wrong} at a real token: {allowed}")

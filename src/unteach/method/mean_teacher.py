@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from unteach.method import kernels
-from unteach.method.shards import global_norm, local_part, reshard_gathered_modules
+from unteach.method import tensors
+from unteach.method.tensors import global_norm, local_part, reshard_gathered_modules
 
 __all__ = ["MeanTeacher"]
 
@@ -54,9 +54,8 @@ class MeanTeacher(Optimizer):
     rounded weights, in which student and teacher may look the same, so prefer float32 parameters with autocast.
 
     Differs from the paper: Alg. 2 prints l = 1 / max(‖g‖, c), which equals ours at c = 1 only; ours is what its text
-    says.
-    Differs from the authors' code: nothing; like theirs, the norm is taken without the damping term, and l scales the
-    gradient, the damping and the teacher rate.
+    says. As in the authors' code, the norm is taken without the damping term, and l scales the gradient, the damping
+    and the teacher rate.
     """
 
     # At class level, so that copies and unpickled optimizers, which torch sets up without __init__, have them too.
@@ -65,14 +64,9 @@ class MeanTeacher(Optimizer):
     _inside_teacher_weights = False
 
     def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float = 5e-4,
-        momentum: float = 0.95,
-        teacher_rate: float = 10.0,
-        damping: float = 5.0,
-        clip: float | None = 1.0,
-    ) -> None:
+        self, params: Iterable[Any], lr: float = 5e-4, momentum: float = 0.95, teacher_rate: float = 10.0,
+        damping: float = 5.0, clip: float | None = 1.0,
+    ) -> None:  # fmt: skip
         defaults = {"lr": lr, "momentum": momentum, "teacher_rate": teacher_rate, "damping": damping, "clip": clip}
         super().__init__(params, defaults)
 
@@ -88,8 +82,8 @@ class MeanTeacher(Optimizer):
                     f"clip is {group['clip']} here and {self.param_groups[0]['clip']} in the first group: "
                     "the norm is taken over all parameters, so give one clip for all groups"
                 )
-            for parameter in group["params"]:
-                _check_parameter(parameter)
+            for dtype in (p.dtype for p in group["params"] if not p.is_floating_point()):
+                raise ValueError(f"a parameter has dtype {dtype}: only floating-point parameters can be optimized")
         except ValueError:
             self.param_groups.pop()
             raise
@@ -111,8 +105,8 @@ class MeanTeacher(Optimizer):
         active = [(group, [p for p in group["params"] if p.grad is not None]) for group in self.param_groups]
         for group, parameters in active:
             _check_settings(group)
-            for parameter in parameters:
-                _check_gradient(parameter)
+            for layout in (p.grad.layout for p in parameters if p.grad.layout != torch.strided):
+                raise ValueError(f"a gradient has layout {layout}: use dense ones (sparse=False in the embedding)")
         norm = global_norm([p.grad for _, parameters in active for p in parameters])
         if not norm < torch.inf:
             raise FloatingPointError(
@@ -128,32 +122,17 @@ class MeanTeacher(Optimizer):
         return loss
 
     def _step_bucket(self, parameters: list[Tensor], group: dict[str, Any], clip_factor: float) -> None:
-        """One step of parameters of one device and dtype: in one pass over them, or a foreach operation a line."""
+        """One step of parameters of one device and dtype."""
         for parameter in parameters:
             self._initialise(parameter)
         student = [local_part(self.state[p].get("student", p)) for p in parameters]
         teacher = [local_part(self.state[p]["teacher"]) for p in parameters]
         momentum = [local_part(self.state[p]["momentum"]) for p in parameters]
-        gradient = [local_part(p.grad) for p in parameters if p.grad is not None]
-        if gradient[0].dtype != momentum[0].dtype:
-            exact = [torch.empty_like(v) for v in momentum]
-            torch._foreach_copy_(exact, gradient)
-            gradient = exact
-
-        if kernels.available(student, teacher, momentum, gradient):
-            kernels.step(
-                student,
-                teacher,
-                momentum,
-                gradient,
-                lr=group["lr"],
-                decay=group["momentum"],
-                clip_factor=clip_factor,
-                damping=group["damping"],
-                slide=clip_factor * group["lr"] * group["teacher_rate"],
-            )
-        else:
-            _step_in_foreach(student, teacher, momentum, gradient, group, clip_factor)
+        gradient = [local_part(p.grad).to(v.dtype) for p, v in zip(parameters, momentum, strict=True)]  # type: ignore[arg-type]
+        lists = (student, teacher, momentum, gradient)
+        step = tensors.fused_step if tensors.is_fusible(*lists) else plain_step
+        slide = clip_factor * group["lr"] * group["teacher_rate"]
+        step(*lists, group["lr"], group["momentum"], clip_factor, group["damping"], slide)
         if "student" in self.state[parameters[0]]:
             torch._foreach_copy_([local_part(p) for p in parameters], student)
 
@@ -191,13 +170,8 @@ class MeanTeacher(Optimizer):
         if "student" in self.state[parameters[0]]:
             student = [local_part(self.state[p]["student"]) for p in parameters]
             torch._foreach_copy_(values, teacher if entering else student)
-            return
-        if kernels.available(values, teacher):
-            kernels.exchange(values, teacher)
-            return
-        kept = [value.clone() for value in values]
-        torch._foreach_copy_(values, teacher)
-        torch._foreach_copy_(teacher, kept)
+        else:
+            tensors.exchange(values, teacher)
 
     def state_dict(self) -> dict[str, Any]:
         """The state as any torch optimizer gives it: ``teacher``, ``momentum`` and, if half, ``student``."""
@@ -211,20 +185,18 @@ class MeanTeacher(Optimizer):
         keep the given tensors themselves, which the next step would change. So each is copied, in the state's dtype.
         """
         self._refuse_inside_teacher_weights("load_state_dict()")
-        saved = state_dict["state"]
         super().load_state_dict(state_dict)
         identifiers = [i for group in state_dict["param_groups"] for i in group["params"]]
         parameters = [p for group in self.param_groups for p in group["params"]]
         for identifier, parameter in zip(identifiers, parameters, strict=True):
-            for name, value in saved.get(identifier, {}).items():
-                if isinstance(value, Tensor):
-                    if value.shape != parameter.shape:
-                        raise ValueError(
-                            f"the saved {name} of parameter {identifier} has shape {list(value.shape)}, the parameter "
-                            f"{list(parameter.shape)}: load the state of the same model"
-                        )
-                    dtype = _state_dtype(parameter)
-                    self.state[parameter][name] = value.detach().to(parameter.device, dtype, copy=True)
+            for name, value in state_dict["state"].get(identifier, {}).items():
+                if value.shape != parameter.shape:
+                    raise ValueError(
+                        f"the saved {name} of parameter {identifier} has shape {list(value.shape)}, the parameter "
+                        f"{list(parameter.shape)}: load the state of the same model"
+                    )
+                kept = value.detach().to(parameter.device, _state_dtype(parameter), copy=True)
+                self.state[parameter][name] = kept
 
     def _initialise(self, parameter: Tensor) -> None:
         """Create the state of a parameter at its first use: θ' = θ and v = 0."""
@@ -251,23 +223,23 @@ class MeanTeacher(Optimizer):
             )
 
 
-def _step_in_foreach(
-    student: list[Tensor],
-    teacher: list[Tensor],
-    momentum: list[Tensor],
-    gradient: list[Tensor],
-    group: dict[str, Any],
-    clip_factor: float,
-) -> None:
-    """The step in plain PyTorch: the reference for the kernels."""
-    torch._foreach_mul_(momentum, group["momentum"])
+def plain_step(
+    student: list[Tensor], teacher: list[Tensor], momentum: list[Tensor], gradient: list[Tensor],
+    lr: float, decay: float, clip_factor: float, damping: float, slide: float,
+) -> None:  # fmt: skip
+    """One step of Algorithm 2, in place, in plain PyTorch: the reference for ``tensors.fused_step``.
+
+    θ, θ', v and g (not changed) with η ``lr``, μ ``decay``, l ``clip_factor``, λ ``damping`` and l η κ ``slide``, the
+    teacher's share of the way to the new student.
+    """
+    torch._foreach_mul_(momentum, decay)
     torch._foreach_add_(momentum, gradient, alpha=clip_factor)
-    if group["damping"] != 0:
+    if damping != 0:
         displacement = torch._foreach_sub(student, teacher)
-        torch._foreach_add_(momentum, displacement, alpha=clip_factor * group["damping"])
-    torch._foreach_add_(student, momentum, alpha=-group["lr"])
-    if group["teacher_rate"] != 0:
-        torch._foreach_lerp_(teacher, student, clip_factor * group["lr"] * group["teacher_rate"])
+        torch._foreach_add_(momentum, displacement, alpha=clip_factor * damping)
+    torch._foreach_add_(student, momentum, alpha=-lr)
+    if slide != 0:
+        torch._foreach_lerp_(teacher, student, slide)
 
 
 def _state_dtype(parameter: Tensor) -> torch.dtype:
@@ -276,21 +248,17 @@ def _state_dtype(parameter: Tensor) -> torch.dtype:
 
 def _buckets(parameters: Iterable[Tensor]) -> Iterator[list[Tensor]]:
     """Parameters in lists of one device, dtype and gradient dtype, each of about ``BUCKET_ELEMENTS`` weights."""
-    kinds: dict[tuple, list[Tensor]] = {}
+    started: dict[tuple, tuple[list[Tensor], int]] = {}
     for parameter in parameters:
-        gradient_dtype = None if parameter.grad is None else parameter.grad.dtype
-        kinds.setdefault((parameter.device, parameter.dtype, gradient_dtype), []).append(parameter)
-    for same_kind in kinds.values():
-        bucket: list[Tensor] = []
-        elements = 0
-        for parameter in same_kind:
-            bucket.append(parameter)
-            elements += local_part(parameter).numel()
-            if elements >= BUCKET_ELEMENTS:
-                yield bucket
-                bucket, elements = [], 0
-        if bucket:
+        kind = (parameter.device, parameter.dtype, None if parameter.grad is None else parameter.grad.dtype)
+        bucket, elements = started.pop(kind, ([], 0))
+        bucket.append(parameter)
+        elements += local_part(parameter).numel()
+        if elements >= BUCKET_ELEMENTS:
             yield bucket
+        else:
+            started[kind] = bucket, elements
+    yield from (bucket for bucket, _ in started.values())
 
 
 def _check_settings(group: dict[str, Any]) -> None:
@@ -307,15 +275,3 @@ def _check_settings(group: dict[str, Any]) -> None:
         )
     if group["clip"] is not None and not 0 < group["clip"] < torch.inf:
         raise ValueError(f"clip is {group['clip']}: it must be positive, or None for no clipping")
-
-
-def _check_parameter(parameter: Tensor) -> None:
-    if not parameter.is_floating_point():
-        raise ValueError(f"a parameter has dtype {parameter.dtype}: only floating-point parameters can be optimized")
-
-
-def _check_gradient(parameter: Tensor) -> None:
-    if parameter.grad is not None and parameter.grad.layout != torch.strided:
-        raise ValueError(
-            f"a gradient has layout {parameter.grad.layout}: use dense ones (sparse=False in the embedding)"
-        )

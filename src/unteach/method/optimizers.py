@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from unteach.method.mean_teacher import MeanTeacher
-from unteach.method.shards import global_norm, local_part, other_weights
+from unteach.method.tensors import global_norm, local_part, other_weights
 
 __all__ = ["OPTIMIZERS", "AnchoredAdamW", "OptimizerKind", "make_optimizer"]
 
@@ -30,20 +30,14 @@ class AnchoredAdamW(torch.optim.AdamW):
     """
 
     def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float,
-        betas: tuple[float, float] = (0.9, 0.95),
-        weight_decay: float = 0.0,
-        clip: float | None = 1.0,
-        warmup: int = 100,
-    ) -> None:
+        self, params: Iterable[Any], lr: float, betas: tuple[float, float] = (0.9, 0.95), weight_decay: float = 0.0,
+        clip: float | None = 1.0, warmup: int = 100,
+    ) -> None:  # fmt: skip
         parameters = list(params)
         on_gpu = bool(parameters) and all(isinstance(p, Tensor) and p.device.type == "cuda" for p in parameters)
         # On a GPU in one kernel: otherwise the square roots of all second moments are held at once.
         super().__init__(parameters, lr=lr, betas=betas, weight_decay=weight_decay, fused=on_gpu or None)
-        self.peak_lr, self.clip, self.warmup = lr, clip, warmup
-        self.steps_taken = 0
+        self.peak_lr, self.clip, self.warmup, self.steps_taken = lr, clip, warmup, 0
         self.last_grad_norm: float | None = None
         self.last_clip_factor: float | None = None
         self._teacher: list[Tensor] | None = None
@@ -109,12 +103,9 @@ class AnchoredAdamW(torch.optim.AdamW):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OptimizerKind:
-    """One registered optimizer."""
+    """One registered optimizer, built by ``build(parameters, **settings)``."""
 
-    summary: str
-    """For people."""
     build: Callable[..., Any]
-    """``(parameters, **settings)``."""
     settings: tuple[str, ...]
     """The fields of ``config.Method`` that it takes."""
     label: str
@@ -129,31 +120,21 @@ class OptimizerKind:
 
 OPTIMIZERS: dict[str, OptimizerKind] = {
     "mean_teacher": OptimizerKind(
-        summary="the paper's algorithm: a teacher that slides after the student",
-        build=MeanTeacher,
-        settings=("lr", "momentum", "teacher_rate", "damping", "clip"),
-        label="mt",
+        build=MeanTeacher, settings=("lr", "momentum", "teacher_rate", "damping", "clip"), label="mt"
     ),
     "adamw": OptimizerKind(
-        summary="the baselines, held to the frozen initial model",
-        build=AnchoredAdamW,
-        settings=("lr", "betas", "weight_decay", "clip", "warmup"),
-        label="adamw",
+        build=AnchoredAdamW, settings=("lr", "betas", "weight_decay", "clip", "warmup"), label="adamw"
     ),
 }
 
 
 def make_optimizer(parameters: Iterable[Tensor], method: Any) -> Any:
-    """The optimizer of a method (``config.Method``) whose numbers are all given.
-
-    Raises:
-        ValueError: A number is None still.
-    """
+    """The optimizer of a method (``config.Method``) whose numbers are all given; else a ``ValueError`` is raised."""
     kind = OPTIMIZERS[method.optimizer]
     settings = {name: getattr(method, name) for name in kind.settings}
     if settings.get("warmup", 0) is None:
         del settings["warmup"]
-    for name in ("lr", "teacher_rate", "damping"):
-        if name in settings and settings[name] is None:
+    for name in {"lr", "teacher_rate", "damping"} & settings.keys():
+        if settings[name] is None:
             raise ValueError(f"{name} is None: measure it first with calibrate()")
     return kind.build(parameters, **settings, **method.optimizer_options)

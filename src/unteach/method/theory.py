@@ -1,99 +1,72 @@
 """Natural-gradient trajectories, to check the paper's theorem and momentum lemma numerically.
 
-The theorem says that the mean-teacher algorithm follows a damped natural-gradient descent. Here both run on
-models so small that the exact Gauss–Newton Hessian fits in memory, in float64 and without sampling noise.
+The theorem says that the mean-teacher algorithm follows a damped natural-gradient descent. Here both run on models so
+small that the exact Gauss–Newton Hessian fits in memory, in float64 and without sampling noise.
 
-A model is two functions of a flat parameter vector θ of length P: its logits h(x; θ) [N, V] for every row of the
-inputs, and their Jacobian ∂h_j(x; θ)/∂θ_i [N, V, P]. Losses, gradients and the Hessian follow from those two. Shapes: N
-inputs, V classes, P parameters, F features, U hidden units.
+Shapes: N inputs, V classes, P parameters (a flat vector θ), F features, U hidden units.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from unteach.method.divergences import kl_rows
 from unteach.method.mean_teacher import MeanTeacher
 
 
-@dataclass(frozen=True)
-class SoftmaxRegression:
-    """Linear logits ``h = W x``; θ holds W [V, F] row by row. L is not convex in θ, D is."""
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """Logits ``h = O tanh(W x)``, or ``h = O x`` without hidden units; θ holds W [U, F], then O, row by row."""
 
     num_features: int
     num_classes: int
+    num_hidden: int = 0
 
     @property
     def num_parameters(self) -> int:
-        """V · F."""
-        return self.num_classes * self.num_features
+        """P."""
+        hidden, features, classes = self.num_hidden, self.num_features, self.num_classes
+        return hidden * (features + classes) if hidden else features * classes
 
-    def logits(self, theta: Tensor, inputs: Tensor) -> Tensor:
-        """``x Wᵀ``: [N, V]."""
-        return inputs @ theta.view(self.num_classes, self.num_features).T
-
-    def jacobian(self, theta: Tensor, inputs: Tensor) -> Tensor:
-        """The same block ``x`` for every class: [N, V, V · F]."""
-        identity = torch.eye(self.num_classes, dtype=theta.dtype)
-        return torch.einsum("vw,nf->nvwf", identity, inputs).flatten(2)
-
-
-@dataclass(frozen=True)
-class TanhNetwork:
-    """One hidden layer, ``h = O tanh(W x)``; θ holds W [U, F], then O [V, U], row by row."""
-
-    num_features: int
-    num_hidden: int
-    num_classes: int
-
-    @property
-    def num_parameters(self) -> int:
-        """U · F + V · U."""
-        return self.num_hidden * (self.num_features + self.num_classes)
-
-    def _matrices(self, theta: Tensor) -> tuple[Tensor, Tensor]:
+    def _layers(self, theta: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """What the last layer reads, a [N, U] or x itself, and O."""
         split = self.num_hidden * self.num_features
         hidden = theta[:split].view(self.num_hidden, self.num_features)
-        return hidden, theta[split:].view(self.num_classes, self.num_hidden)
+        read = torch.tanh(inputs @ hidden.T) if self.num_hidden else inputs
+        return read, theta[split:].view(self.num_classes, -1)
 
     def logits(self, theta: Tensor, inputs: Tensor) -> Tensor:
-        """``tanh(x Wᵀ) Oᵀ``: [N, V]."""
-        hidden, output = self._matrices(theta)
-        return torch.tanh(inputs @ hidden.T) @ output.T
+        """h(x; θ) of every row of the inputs: [N, V]."""
+        read, output = self._layers(theta, inputs)
+        return read @ output.T
 
     def jacobian(self, theta: Tensor, inputs: Tensor) -> Tensor:
-        """By the chain rule: ``∂h_v/∂W_uf = O_vu (1 - a_u²) x_f`` and ``∂h_v/∂O_wu = [v = w] a_u``."""
-        hidden, output = self._matrices(theta)
-        activations = torch.tanh(inputs @ hidden.T)
-        slopes = output * (1 - activations**2)[:, None, :]
-        in_hidden = (slopes[..., None] * inputs[:, None, None, :]).flatten(2)
+        """``∂h_v/∂W_uf = O_vu (1 - a_u²) x_f`` and ``∂h_v/∂O_wu = [v = w] a_u``: [N, V, P]."""
+        read, output = self._layers(theta, inputs)
         identity = torch.eye(self.num_classes, dtype=theta.dtype)
-        in_output = (identity[None, :, :, None] * activations[:, None, None, :]).flatten(2)
-        return torch.cat([in_hidden, in_output], dim=2)
+        in_output = torch.einsum("vw,nu->nvwu", identity, read).flatten(2)
+        if not self.num_hidden:
+            return in_output
+        slopes = output * (1 - read**2)[:, None, :]
+        return torch.cat([(slopes[..., None] * inputs[:, None, None, :]).flatten(2), in_output], dim=2)
 
 
 @dataclass(frozen=True)
 class UnlearningProblem:
     """A forget loss L on one set and a divergence D on another, as the paper sets them up.
 
-    L(θ) = mean over the forget set (inputs [N_f, F], labels [N_f]) of NLUL, ``-log(1 - p_y)``;
-    D(θ, θ') = mean over the general set (inputs [N_g, F], no labels) of KL(student ‖ teacher).
+    L(θ) is the mean of NLUL over the forget set (inputs [N_f, F], labels [N_f]), D(θ, θ') that of KL(student ‖ teacher)
+    over the general set (inputs [N_g, F]).
     """
 
-    model: SoftmaxRegression | TanhNetwork
+    model: Network
     forget_inputs: Tensor
     forget_labels: Tensor
     general_inputs: Tensor
-
-    def loss(self, theta: Tensor) -> Tensor:
-        """L(θ), a scalar."""
-        log_probs = self.model.logits(theta, self.forget_inputs).log_softmax(-1)
-        others = log_probs.scatter(-1, self.forget_labels[:, None], -torch.inf)
-        return -others.logsumexp(-1).mean()
 
     def loss_gradient(self, theta: Tensor) -> Tensor:
         """∇L(θ), [P]: in the logits ``p_y (e_y - softmax over j ≠ y)``."""
@@ -103,17 +76,10 @@ class UnlearningProblem:
         in_logits = logits.softmax(-1).gather(-1, labels) * (-others).scatter(-1, labels, 1.0)
         return self._pull_back(theta, self.forget_inputs, in_logits)
 
-    def divergence(self, theta: Tensor, teacher_logits: Tensor) -> Tensor:
-        """D(θ, θ'), a scalar, given the teacher's logits on the general set, [N_g, V]."""
-        log_probs = self.model.logits(theta, self.general_inputs).log_softmax(-1)
-        return (log_probs.exp() * (log_probs - teacher_logits.log_softmax(-1))).sum(-1).mean()
-
     def divergence_gradient(self, theta: Tensor, teacher_logits: Tensor) -> Tensor:
-        """∇_θ D(θ, θ'), [P]: in the logits ``S(h) d = p ⊙ (d - E_p d)`` with ``d = h - h'``."""
+        """∇_θ D(θ, θ'), [P], given the teacher's logits on the general set, [N_g, V]."""
         logits = self.model.logits(theta, self.general_inputs)
-        probs, difference = logits.softmax(-1), logits - teacher_logits
-        deviation = difference - (probs * difference).sum(-1, keepdim=True)
-        return self._pull_back(theta, self.general_inputs, probs * deviation)
+        return self._pull_back(theta, self.general_inputs, kl_rows(logits, teacher_logits)[1])
 
     def gauss_newton(self, theta: Tensor) -> Tensor:
         """The Gauss–Newton Hessian of D, ``H(θ) = mean_x J S Jᵀ`` with ``S = Diag(p) - p pᵀ``: [P, P]."""
@@ -134,44 +100,23 @@ class UnlearningProblem:
         return in_logits.flatten() @ jacobian.flatten(0, 1) / len(inputs)
 
 
-def _teacher_drift(teacher_rate: float, lr: float) -> float:
-    """``κ̄ = κ / (1-ηκ)``."""
-    if not 0 <= lr * teacher_rate < 1:
-        raise ValueError(
-            f"lr * teacher_rate is {lr * teacher_rate:g}; it must lie in [0, 1), change lr or teacher_rate"
-        )
-    return teacher_rate / (1 - lr * teacher_rate)
-
-
 def effective_damping(damping: float, teacher_rate: float, lr: float, momentum: float) -> float:
     """Damping of the natural-gradient descent that Algorithm 1 follows: ``λ̄ = λ + (1-μ) κ / (1-ηκ)``."""
-    return damping + (1 - momentum) * _teacher_drift(teacher_rate, lr)
+    return damping + (1 - momentum) * teacher_rate / (1 - lr * teacher_rate)
 
 
 def natural_step_size(loss_weight: float, teacher_rate: float, lr: float) -> float:
     """Step size of the natural-gradient descent that Algorithm 1 follows: ``γ = κ α η / (1-κη)``."""
-    return loss_weight * lr * _teacher_drift(teacher_rate, lr)
+    return loss_weight * lr * teacher_rate / (1 - lr * teacher_rate)
 
 
 def mean_teacher_path(
-    problem: UnlearningProblem,
-    start: Tensor,
-    *,
-    loss_weight: float,
-    lr: float,
-    momentum: float,
-    teacher_rate: float,
-    damping: float,
-    num_steps: int,
+    problem: UnlearningProblem, start: Tensor, *, loss_weight: float, num_steps: int, **settings: float
 ) -> Tensor:
-    """Algorithm 1 with full batches and no clipping, by the package's own optimizer: θ_0 … θ_T, [T + 1, P].
-
-    From θ_0 = θ'_0 = ``start`` with α ``loss_weight``, η ``lr``, μ, κ ``teacher_rate`` and λ ``damping``.
-    """
+    """Algorithm 1 with full batches and no clipping, by the package's own optimizer: θ_0 … θ_T, [T + 1, P]."""
     theta = torch.nn.Parameter(start.clone())
-    optimizer = MeanTeacher([theta], lr=lr, momentum=momentum, teacher_rate=teacher_rate, damping=damping, clip=None)
-    path = torch.empty(num_steps + 1, len(start), dtype=start.dtype)
-    path[0] = start
+    optimizer = MeanTeacher([theta], **settings, clip=None)
+    path = start.repeat(num_steps + 1, 1)
     with torch.no_grad():
         for step in range(num_steps):
             with optimizer.teacher_weights():
@@ -191,52 +136,24 @@ def natural_gradient_path(
     γ is ``natural_step_size``, λ̄ ``effective_damping``. The theorem prints ∇L(θ̄_{t-1}); its proof uses ∇L(θ̄_t), and
     so does this.
     """
-    path = torch.empty(num_steps + 1, len(start), dtype=start.dtype)
-    path[0] = start
+    path = start.repeat(num_steps + 1, 1)
     for step in range(num_steps):
         path[step + 1] = path[step] - step_size * problem.natural_gradient(path[step], damping)
     return path
 
 
 def gradient_path(problem: UnlearningProblem, start: Tensor, step_lengths: Tensor) -> Tensor:
-    """Plain gradient descent on L with prescribed step lengths ℓ [T], the control of the experiment: [T + 1, P].
-
-    ``θ_{t+1} = θ_t - ℓ_t ∇L(θ_t) / ‖∇L(θ_t)‖``: the same number of steps and the same path length as the path whose
-    step lengths are given.
-    """
-    path = torch.empty(len(step_lengths) + 1, len(start), dtype=start.dtype)
-    path[0] = start
+    """Plain gradient descent on L with steps of prescribed lengths [T], the control of the experiment: [T + 1, P]."""
+    path = start.repeat(len(step_lengths) + 1, 1)
     for step, length in enumerate(step_lengths):
         gradient = problem.loss_gradient(path[step])
         path[step + 1] = path[step] - length * gradient / gradient.norm()
     return path
 
 
-def step_lengths(path: Tensor) -> Tensor:
-    """‖θ_{t+1} - θ_t‖ for t = 0 … T-1, [T]; their sum is the path length."""
-    return (path[1:] - path[:-1]).norm(dim=1)
-
-
 def largest_gap(path: Tensor, other: Tensor) -> float:
     """``max_t ‖θ_t - θ̄_t‖`` of two paths of one length."""
     return float((path - other).norm(dim=1).max())
-
-
-def bregman_divergence(loss: Callable[[Tensor], Tensor], theta: Tensor, reference: Tensor) -> Tensor:
-    """The Bregman divergence of a convex loss, ``D(θ, θ') = L(θ) - L(θ') - (θ - θ')ᵀ ∇L(θ')``; θ' is a constant.
-
-    Locally ``½ (θ-θ')ᵀ ∇²L(θ') (θ-θ')``. Of log-sum-exp in the logits it is KL(teacher ‖ student).
-    """
-    if theta.shape != reference.shape:
-        raise ValueError(
-            f"theta has shape {tuple(theta.shape)} and reference {tuple(reference.shape)}; "
-            "give reference the shape of theta"
-        )
-    with torch.enable_grad():
-        anchor = reference.detach().requires_grad_()
-        value = loss(anchor)
-        (gradient,) = torch.autograd.grad(value, anchor)
-    return loss(theta) - value.detach() - ((theta - reference.detach()) * gradient).sum()
 
 
 def momentum_iteration(
@@ -247,8 +164,8 @@ def momentum_iteration(
     ``u_{t+1} = u_t - η (g + (H + λ) u_t + ε_t) + μ (u_t - u_{t-1})``, ``u_{-1} = u_0``, with H [P, P] symmetric and
     positive semi-definite, g [P] and the errors ε_0 … ε_{T-1} [T, P].
     """
-    path = torch.empty(len(errors) + 1, len(start), dtype=start.dtype)
-    path[0] = previous = start
+    path = start.repeat(len(errors) + 1, 1)
+    previous = start
     for step, error in enumerate(errors):
         now = path[step]
         force = gradient + hessian @ now + damping * now + error
@@ -265,33 +182,18 @@ def momentum_rate(damping: float, lr: float, momentum: float) -> float:
     return max(math.sqrt(momentum), 1 - lr * damping / (1 - momentum))
 
 
-def printed_momentum_bound(
+def momentum_bounds(
     num_steps: int, *, start: float, error: float, damping: float, lr: float, momentum: float
-) -> Tensor:
-    """The paper's momentum lemma as printed, which does **not** hold (see :func:`momentum_bound`).
+) -> tuple[Tensor, Tensor]:
+    """The momentum lemma in a form that holds, and as printed, which does **not**: for t = 0 … T, [T + 1] each.
 
-    ``R^t ‖u_0 - u*‖ + √2 max{η/(1-√μ), (1-μ)/λ} max_j ‖ε_j‖`` for t = 0 … T, [T + 1].
+    ``‖u_t - u*‖ ≤ 2 R^t ‖u_0 - u*‖ + C ‖ε‖/λ`` with ``u* = -(H + λ)⁻¹ g``, ``C = 1`` where ``ηλ ≤ (1-√μ)²``,
+    ``C = 2/(1-√μ)`` otherwise (proved in ``docs/theory.md``), and
+    ``R^t ‖u_0 - u*‖ + √2 max{η/(1-√μ), (1-μ)/λ} ‖ε‖``. ``start`` is ‖u_0 - u*‖, ``error`` ‖ε‖ = max_j ‖ε_j‖, λ > 0,
+    η ≤ 1 / (λ_max(H) + λ) and 0 < μ < 1.
     """
-    steps = torch.arange(num_steps + 1, dtype=torch.float64)
-    floor = math.sqrt(2) * max(lr / (1 - math.sqrt(momentum)), (1 - momentum) / damping)
-    return momentum_rate(damping, lr, momentum) ** steps * start + floor * error
-
-
-def momentum_bound(num_steps: int, *, start: float, error: float, damping: float, lr: float, momentum: float) -> Tensor:
-    """The momentum lemma in a form that holds, for t = 0 … T, [T + 1].
-
-    ``‖u_t - u*‖ ≤ 2 R^t ‖u_0 - u*‖ + C ‖ε‖/λ`` with ``‖ε‖ = max_j ‖ε_j‖``, ``u* = -(H + λ)⁻¹ g`` and
-    ``C = 1`` where ``ηλ ≤ (1-√μ)²``, ``C = 2/(1-√μ)`` otherwise. The proof is in ``docs/theory.md``.
-
-    Args:
-        num_steps: T.
-        start: ‖u_0 - u*‖.
-        error: max_j ‖ε_j‖.
-        damping: λ > 0; H itself is positive semi-definite.
-        lr: η ≤ 1 / (λ_max(H) + λ).
-        momentum: μ in (0, 1).
-    """
-    steps = torch.arange(num_steps + 1, dtype=torch.float64)
     root = math.sqrt(momentum)
+    decay = momentum_rate(damping, lr, momentum) ** torch.arange(num_steps + 1, dtype=torch.float64) * start
     factor = 1.0 if lr * damping <= (1 - root) ** 2 else 2 / (1 - root)
-    return 2 * momentum_rate(damping, lr, momentum) ** steps * start + factor * error / damping
+    printed = math.sqrt(2) * max(lr / (1 - root), (1 - momentum) / damping)
+    return 2 * decay + factor * error / damping, decay + printed * error

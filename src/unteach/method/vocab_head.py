@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,14 +26,8 @@ from torch import Tensor
 from unteach.method.divergences import RowFunction, compute_dtype
 
 __all__ = [
-    "Head",
-    "chunks_as_on",
-    "fused_rows",
-    "mean_divergence",
-    "mean_token_loss",
-    "product_in_float32",
-    "token_log_odds",
-]
+    "Head", "chunks_as_on", "fused_rows", "mean_divergence", "mean_token_loss", "product_in_float32", "token_log_odds",
+]  # fmt: skip
 
 CHUNK_LOGITS = {"cpu": 2**24, "cuda": 2**26}
 """Logits held at once (64 and 256 MB in float32), at most: rows per chunk are this divided by V."""
@@ -46,24 +40,23 @@ _fused: ContextVar[bool] = ContextVar("fused", default=False)
 _kind: ContextVar[str | None] = ContextVar("kind", default=None)
 
 
-@contextmanager
-def fused_rows() -> Iterator[None]:
+def fused_rows() -> AbstractContextManager[None]:
     """Inside, what is done with the rows of a chunk is compiled into a few kernels (by ``torch.compile``)."""
-    token = _fused.set(True)
-    try:
-        yield
-    finally:
-        _fused.reset(token)
+    return _during(_fused, True)
+
+
+def chunks_as_on(kind: str) -> AbstractContextManager[None]:
+    """Inside, chunks are as large as on a device of this kind, wherever the tensors are: for rehearsals."""
+    return _during(_kind, kind)
 
 
 @contextmanager
-def chunks_as_on(kind: str) -> Iterator[None]:
-    """Inside, chunks are as large as on a device of this kind, wherever the tensors are: for rehearsals."""
-    token = _kind.set(kind)
+def _during(variable: ContextVar[Any], value: Any) -> Iterator[None]:
+    token = variable.set(value)
     try:
         yield
     finally:
-        _kind.reset(token)
+        variable.reset(token)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,27 +92,19 @@ class Head:
 
     def detached(self) -> Head:
         """The head's present values, copied if they will change under it."""
-        bias = self.bias.detach().clone() if self.bias is not None and self.bias.requires_grad else self.bias
-        weight = self.weight.detach().clone() if self.weight.requires_grad else self.weight
-        return Head(weight=weight, bias=bias, scale=self.scale, cap=self.cap)
+        trained = {n: t for n in ("weight", "bias") if (t := getattr(self, n)) is not None and t.requires_grad}
+        return replace(self, **{name: tensor.detach().clone() for name, tensor in trained.items()})
 
     def rounded(self, dtype: torch.dtype) -> Head:
         """The same head with its weight in another dtype."""
-        if self.weight.dtype == dtype:
-            return self
-        return Head(weight=self.weight.detach().to(dtype), bias=self.bias, scale=self.scale, cap=self.cap)
+        return self if self.weight.dtype == dtype else replace(self, weight=self.weight.detach().to(dtype))
 
 
 def token_log_odds(hidden: Tensor, labels: Tensor, head: Head) -> Tensor:
     """Log-odds of the labels, as ``losses.token_log_odds`` of the logits: all that LL, NPO and NLUL need.
 
-    Args:
-        hidden: Last hidden states [N,D] of the positions that predict ``labels``.
-        labels: y [N].
-        head: The LM head.
-
-    Returns:
-        z [N] in float32 or float64, differentiable once in ``hidden`` and the head.
+    From the last hidden states [N,D] that predict the ``labels`` [N]: z [N] in float32 or float64, differentiable once
+    in ``hidden`` and the head.
     """
     return _TokenLogOdds.apply(hidden, head.weight, head.bias, labels, head)
 
@@ -135,9 +120,9 @@ def mean_divergence(
     Args:
         rows: ``DIVERGENCES[name].rows``.
         hidden: The student's last hidden states x [N,D].
-        head: The student's LM head.
+        head: The student's.
         teacher_hidden: The teacher's last hidden states x' [N,D'], a constant.
-        teacher_head: The teacher's LM head, a constant; may be ``head`` where the head is not trained.
+        teacher_head: The teacher's, a constant; may be ``head`` where the head is not trained.
 
     Returns:
         A scalar in float32 or float64, differentiable once in ``hidden`` and the student's head.
@@ -146,22 +131,12 @@ def mean_divergence(
 
 
 def mean_token_loss(
-    rows: RowFunction,
-    hidden: Tensor,
-    head: Head,
-    labels: Tensor,
-    base_hidden: Tensor | None = None,
+    rows: RowFunction, hidden: Tensor, head: Head, labels: Tensor, base_hidden: Tensor | None = None,
     base_head: Head | None = None,
-) -> Tensor:
-    """Mean over tokens of a loss's ``rows``: ``(logits, labels[, base_logits])`` to values and gradients.
+) -> Tensor:  # fmt: skip
+    """Mean over tokens of a loss's ``rows`` (``LOSSES[name].rows``, its hyper-parameters given).
 
-    Args:
-        rows: ``LOSSES[name].rows``, its hyper-parameters given.
-        hidden: The student's last hidden states [N,D].
-        head: The student's LM head.
-        labels: y [N].
-        base_hidden: Those of the model that the loss compares with [N,D'], a constant.
-        base_head: That model's head.
+    ``base_hidden`` [N,D'] and ``base_head`` are those of the model that the loss compares with, constants.
     """
     base_hidden = None if base_hidden is None else base_hidden.detach()
     return _MeanOfRows.apply(hidden, head.weight, head.bias, rows, head, labels, base_hidden, base_head)
@@ -187,11 +162,11 @@ def _chunks(hidden: Tensor, head: Head) -> Iterator[slice]:
 class _Gradients:
     """Gradients in hidden states, weight and bias, added up chunk by chunk from gradients in the logits.
 
-    ``hidden`` [N,D] and the head's weight are in the dtype of the products; ``like`` are hidden states, weight and
-    bias, of which those are wanted that ``needs`` says.
+    ``hidden`` and the head are in the dtype of the products; of ``like``, the inputs, those are wanted that ``needs``
+    says.
     """
 
-    def __init__(self, hidden: Tensor, head: Head, like: tuple[Tensor, Tensor, Tensor | None], needs: Any) -> None:
+    def __init__(self, hidden: Tensor, head: Head, like: Any, needs: Any) -> None:
         self._hidden, self._head = hidden, head
         dtype = compute_dtype(like[1])
         self.hidden = torch.empty_like(like[0]) if needs[0] else None
@@ -211,55 +186,47 @@ class _Gradients:
 class _TokenLogOdds(torch.autograd.Function):
     @staticmethod
     def forward(ctx, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, head: Head) -> Tensor:  # type: ignore[no-untyped-def]
-        ctx.save_for_backward(hidden, weight, *([] if bias is None else [bias]), labels)
-        ctx.head, ctx.dtype = head, _product_dtype(hidden)
-        ctx.jacobian = None  # ∂z_t/∂x_t [N,D]: all that the backward pass needs where the head is not trained
-        ctx.trained = any(ctx.needs_input_grad[1:3])
-        log_odds = hidden.new_empty(len(labels), dtype=compute_dtype(hidden))
-        with _plain(hidden):
-            operand, rounded = hidden.detach().to(ctx.dtype), head.rounded(ctx.dtype)
-            needs = (ctx.needs_input_grad[0] and not ctx.trained, False, False)
-            gradients = _Gradients(operand, rounded, (hidden, weight, bias), needs)
-            for chunk in _chunks(hidden, head):
-                logits = rounded.logits(operand[chunk])
-                log_odds[chunk], *gradient = _run(
-                    _log_odds_chunk, logits, labels[chunk], None, head.scale, head.cap, ctx.dtype, needs[0]
-                )
-                if needs[0]:
-                    gradients.add(chunk, *gradient)
-        ctx.jacobian = gradients.hidden
+        ctx.save_for_backward(hidden, weight, bias, labels)
+        ctx.head, ctx.dtype, ctx.trained = head, _product_dtype(hidden), any(ctx.needs_input_grad[1:3])
+        needs = (ctx.needs_input_grad[0] and not ctx.trained, False, False)
+        log_odds, gradients = _log_odds((hidden, weight, bias), labels, head, ctx.dtype, needs)
+        ctx.jacobian = gradients.hidden  # ∂z_t/∂x_t [N,D]: all that backward needs where the head is not trained
         return log_odds
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, upstream: Tensor):  # type: ignore[no-untyped-def]
-        hidden, weight, *bias, labels = ctx.saved_tensors
+        *inputs, labels = ctx.saved_tensors
         if not ctx.trained:
-            return (upstream.unsqueeze(-1) * ctx.jacobian).to(hidden.dtype), None, None, None, None
-        with _plain(hidden):
-            operand, rounded = hidden.detach().to(ctx.dtype), ctx.head.rounded(ctx.dtype)
-            gradients = _Gradients(operand, rounded, (hidden, weight, *(bias or [None])), ctx.needs_input_grad)
-            for chunk in _chunks(hidden, ctx.head):
-                logits = rounded.logits(operand[chunk])
-                scale, cap, weights = ctx.head.scale, ctx.head.cap, upstream[chunk].unsqueeze(-1)
-                _, *gradient = _run(_log_odds_chunk, logits, labels[chunk], weights, scale, cap, ctx.dtype, True)
-                gradients.add(chunk, *gradient)
+            return (upstream.unsqueeze(-1) * ctx.jacobian).to(inputs[0].dtype), None, None, None, None
+        _, gradients = _log_odds(inputs, labels, ctx.head, ctx.dtype, ctx.needs_input_grad, upstream)
         return gradients.hidden, gradients.weight, gradients.bias, None, None
+
+
+def _log_odds(
+    inputs: Any, labels: Tensor, head: Head, dtype: torch.dtype, needs: Any, upstream: Tensor | None = None
+) -> tuple[Tensor, _Gradients]:
+    """Log-odds [N] of all chunks, and the gradients of their sum, or of their product with ``upstream`` [N]."""
+    hidden, wanted = inputs[0], any(needs[:3])
+    log_odds = hidden.new_empty(len(labels), dtype=compute_dtype(hidden))
+    with _plain(hidden):
+        operand, rounded = hidden.detach().to(dtype), head.rounded(dtype)
+        gradients = _Gradients(operand, rounded, inputs, needs)
+        for chunk in _chunks(hidden, head):
+            weights = None if upstream is None else upstream[chunk].unsqueeze(-1)
+            settings = weights, head.scale, head.cap, dtype, wanted
+            log_odds[chunk], *gradient = _run(_log_odds_chunk, rounded.logits(operand[chunk]), labels[chunk], *settings)
+            if wanted:
+                gradients.add(chunk, *gradient)
+    return log_odds, gradients
 
 
 class _MeanOfRows(torch.autograd.Function):
     @staticmethod
     def forward(  # type: ignore[no-untyped-def]
-        ctx,
-        hidden: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        rows: RowFunction,
-        head: Head,
-        labels: Tensor | None,
-        other_hidden: Tensor | None,
-        other_head: Head | None,
-    ) -> Tensor:
+        ctx, hidden: Tensor, weight: Tensor, bias: Tensor | None, rows: RowFunction, head: Head,
+        labels: Tensor | None, other_hidden: Tensor | None, other_head: Head | None,
+    ) -> Tensor:  # fmt: skip
         dtype = _product_dtype(hidden)
         with _plain(hidden):
             rounded, operand = head.rounded(dtype), hidden.detach().to(dtype)
@@ -278,8 +245,6 @@ class _MeanOfRows(torch.autograd.Function):
                     logits = logits.mul_(head.scale).add_(others[-1])
                 else:
                     logits = rounded.logits(operand[chunk])
-                    if other_hidden is not None:
-                        others[-1] = others[-1].to(logits.dtype)
                 value, *gradient = _run(_rows_chunk, logits, rows, head.scale, head.cap, dtype, *others)
                 total += value
                 if any(ctx.needs_input_grad[:3]):
@@ -296,14 +261,9 @@ class _MeanOfRows(torch.autograd.Function):
 
 
 def _log_odds_chunk(
-    logits: Tensor,
-    labels: Tensor,
-    upstream: Tensor | None,
-    scale: float,
-    cap: float | None,
-    dtype: torch.dtype,
+    logits: Tensor, labels: Tensor, upstream: Tensor | None, scale: float, cap: float | None, dtype: torch.dtype,
     wanted: bool,
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
+) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
     """Log-odds [n] of a chunk, and the gradient [n,V] in x Wᵀ + b of ``upstream`` [n,1] (None: 1) times them, rounded.
 
     Overwrites ``logits``.

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from unteach.method.shards import is_sharded, reshard_gathered_modules
+from unteach.method.tensors import is_sharded, reshard_gathered_modules
 
 __all__ = [
     "any_rank", "divided_like", "finish", "from_first_rank", "full_tensor", "has_shards", "in_turns", "inside",

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unteach.method.shards import is_sharded
+from unteach.method.tensors import is_sharded
 from unteach.method.vocab_head import product_in_float32
 from unteach.models.distributed import ranks
 

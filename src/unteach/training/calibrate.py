@@ -29,7 +29,8 @@ from unteach.config import ForgetConfig, Method
 from unteach.data import ForgetBatches, GeneralText
 from unteach.errors import InputError
 from unteach.method.optimizers import OPTIMIZERS
-from unteach.method.shards import global_norm, local_part
+from unteach.method.tensors import global_norm, local_part
+from unteach.method.theory import effective_damping
 from unteach.models.distributed import inside, parts_of_rank, ranks, sum_over_ranks
 from unteach.models.precision import resolved_precision
 from unteach.training.passes import HeldText, LogOddsOfModel, Pull, computing, held_term, in_micro_batches, read
@@ -56,14 +57,13 @@ class Measured:
     loss: float
     """NLUL of the forget text, of the tokens that the loss looks at."""
     gradient_norm: float
-    """‖g‖, its gradient's norm."""
+    """‖g‖."""
     curvature: float
     """c = gᵀHg/‖g‖² of the divergence on general text."""
     distance: float
     """NLUL of all tokens divided by its gradient's norm."""
     sign_step: float = math.nan
-    """The size of a step along the sign of the gradient, AdamW's first, that moves general text by
-    ``SIGN_STEP_DIVERGENCE``."""
+    """A step along the gradient's sign, AdamW's first, that moves general text by ``SIGN_STEP_DIVERGENCE``."""
 
 
 def is_complete(method: Method) -> bool:
@@ -87,7 +87,7 @@ def calibrated(method: Method, measured: Measured, expected_steps: int) -> Metho
                 "· teacher_rate between 0 and 1; give alpha too"
             )
         return dataclasses.replace(method, lr=lr, teacher_rate=teacher_rate, damping=damping)
-    effective = damping + (1 - method.momentum) * teacher_rate / (1 - lr * teacher_rate)
+    effective = effective_damping(damping, teacher_rate, lr, method.momentum)
     pace = lr * teacher_rate * measured.gradient_norm / effective
     alpha = method.alpha or TEACHER_WAY * measured.distance / (pace * expected_steps)
     return dataclasses.replace(method, alpha=alpha, lr=lr, teacher_rate=teacher_rate, damping=damping)
@@ -101,12 +101,11 @@ def measure(
     The model is left as it was, bit for bit.
     """
     sequences = [forget.sequences[n] for n in forget.numbers(0, 2 * config.batch)]
-    whole, square, direction = _gradient_of_halves(model, parameters, sequences, config, 1.0)
-    distance = whole / math.sqrt(square) if square else math.nan
-    loss_value, share = whole, config.method.token_share or 1.0
+    loss, signal, norm, direction = _gradient_of_halves(model, parameters, sequences, config, 1.0)
+    distance = loss / signal if signal else math.nan
+    share = config.method.token_share or 1.0
     if share < 1:
-        loss_value, square, direction = _gradient_of_halves(model, parameters, sequences, config, share)
-    norm = math.sqrt(sum_over_ranks([float(sum(value.double().square().sum() for value in direction))])[0])
+        loss, signal, norm, direction = _gradient_of_halves(model, parameters, sequences, config, share)
     if not 0 < norm < torch.inf:
         raise ValueError(f"the forget gradient's norm is {norm}: the model gives no usable signal on these documents")
 
@@ -122,13 +121,13 @@ def measure(
         signs = [value.sign() for value in direction]
         step, divergence = _moved(model, parameters, signs, held, config, 1e-3 * size, size)
         sign_step = step * math.sqrt(SIGN_STEP_DIVERGENCE / max(divergence, 1e-12))
-    return Measured(loss_value, math.sqrt(square), curvature, distance, sign_step)
+    return Measured(loss, signal, curvature, distance, sign_step)
 
 
 def _gradient_of_halves(
     model: Any, parameters: list[Tensor], sequences: list[list[int]], config: ForgetConfig, share: float
-) -> tuple[float, float, list[Tensor]]:
-    """NLUL of sequences, ‖∇L‖² and ∇L, from the gradients of two halves.
+) -> tuple[float, float, float, list[Tensor]]:
+    """NLUL of sequences, ‖∇L‖ without and with the noise in it, and ∇L, from the gradients of two halves.
 
     The square of a mini-batch's gradient counts its noise as signal (34 where all documents of the embedded benchmark
     give 10.6); the product of two halves' gradients, whose noise is independent, does not. Where noise hides even its
@@ -148,7 +147,7 @@ def _gradient_of_halves(
     mean = [(a + b) / 2 for a, b in zip(*halves, strict=True)]
     square = float(sum(value.double().square().sum() for value in mean))
     product, square = sum_over_ranks([product, square])
-    return sum(losses) / 2, product if product > 0 else square, mean
+    return sum(losses) / 2, math.sqrt(product if product > 0 else square), math.sqrt(square), mean
 
 
 def _moved(
@@ -185,7 +184,7 @@ def noise_warning(
 ) -> str | None:
     """A line for people where rounding would hide the first steps' signal, see ``rounding_noise``; else None.
 
-    In fp32, and for sharded weights, nothing is measured. Every number of the config's methods must be given.
+    In fp32, and for sharded weights, nothing is measured.
     """
     chosen = resolved_precision(config.precision.divergence, parameters[0].device)
     if chosen == "fp32" or ranks() > 1:
@@ -205,11 +204,9 @@ def rounding_noise(
     """How much rounding changes the divergence's gradient in the first steps, and the signal that it adds to.
 
     Student and teacher are the same network but for the first steps' way, which is taken along the forget gradient g:
-    1/(1-μ) steps of the mean teacher, one of AdamW. There the gradient is computed in the run's precision and in fp32.
-    The model is left as it was, bit for bit.
-
-    Returns:
-        ``noise`` ‖∇D computed - ∇D in fp32‖ and ``signal`` α‖g‖, g that of NLUL, both on a few sequences.
+    1/(1-μ) steps of the mean teacher, one of AdamW. There the gradient is computed in the run's precision and in fp32:
+    the noise is ‖∇D computed - ∇D in fp32‖, the signal α‖g‖, g that of NLUL, both on a few sequences. The model is left
+    as it was, bit for bit.
     """
     method = (*config.phases, config.method)[0]
     exact_config = dataclasses.replace(config, precision=dataclasses.replace(config.precision, divergence="fp32"))
@@ -226,7 +223,11 @@ def rounding_noise(
 
     chosen, exact = with_reading(config), with_reading(exact_config)
     start = [p.detach().clone() for p in parameters]
-    way = _first_way(method, signal, sum(p.numel() for p in parameters))
+    lr = method.lr or 0.0
+    if method.optimizer == "adamw":  # moves each weight by lr
+        way = lr * math.sqrt(sum(p.numel() for p in parameters)) * (0.1 if method.warmup else 1.0)
+    else:
+        way = lr * (signal if method.clip is None else min(signal, method.clip)) / (1 - method.momentum)
     with torch.no_grad():
         for p in parameters:
             if p.grad is not None and norm:
@@ -242,15 +243,6 @@ def rounding_noise(
             torch._foreach_copy_(parameters, start)
         for p in parameters:
             p.grad = None
-
-
-def _first_way(method: Method, signal: float, count: int) -> float:
-    """Length of the first steps' way, for a gradient of norm ``signal`` and ``count`` weights."""
-    lr = method.lr or 0.0
-    if method.optimizer == "adamw":  # moves each weight by lr
-        return lr * math.sqrt(count) * (0.1 if method.warmup else 1.0)
-    clipped = signal if method.clip is None else min(signal, method.clip)
-    return lr * clipped / (1 - method.momentum)
 
 
 def _forget_gradient(

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from unteach.errors import InputError
-from unteach.method.shards import is_sharded
+from unteach.method.tensors import is_sharded
 from unteach.models.distributed import divided_like, from_first_rank, is_first_rank, ranks, wait_for_all
 
 __all__ = ["Checkpoints"]
@@ -30,11 +30,8 @@ class Checkpoints:
     """The ``checkpoints`` folder of a run.
 
     A checkpoint is written under a temporary name, flushed to disk and renamed, so that one that exists is whole,
-    whenever the program was killed. It holds plain tensors and numbers and is read with ``weights_only=True``.
-
-    Args:
-        folder: The folder; made if need be. Several ranks must all see it.
-        keep: How many to keep besides the protected one.
+    whenever the program was killed. It holds plain tensors and numbers and is read with ``weights_only=True``. Several
+    ranks must all see the ``folder``; ``keep`` are kept besides the protected ones.
     """
 
     def __init__(self, folder: Path, keep: int) -> None:
@@ -72,11 +69,10 @@ class Checkpoints:
         content = _map_tensors(content, take_out)
         final = self.folder / (f"step_{step:06d}" if sharded else f"step_{step:06d}.pt")
         if sharded:
-            self._write_folder(final, content, sharded)
+            _write_folder(final, content, sharded)
         elif is_first_rank():
-            partial = final.with_suffix(".part")
-            _write(partial, content)
-            os.replace(partial, final)
+            _write(final.with_suffix(".part"), content)
+            os.replace(final.with_suffix(".part"), final)
         if is_first_rank():
             kept = set(self.steps()[-self.keep :]) | {*protect, step}
             for old in self._all():
@@ -85,29 +81,10 @@ class Checkpoints:
                     _remove(old)
         wait_for_all()
 
-    def _write_folder(self, final: Path, content: dict[str, Any], sharded: dict[str, Tensor]) -> None:
-        import torch.distributed.checkpoint as dcp
-
-        partial, old = final.with_suffix(".part"), final.with_suffix(".old")
-        if is_first_rank():
-            partial.mkdir()
-        wait_for_all()
-        dcp.save(sharded, storage_writer=dcp.FileSystemWriter(partial, sync_files=True))
-        if is_first_rank():
-            _write(partial / REST, content)
-            if final.exists():
-                final.rename(old)
-            partial.rename(final)
-            if old.exists():
-                _remove(old)
-        wait_for_all()
-
     def load(self, step: int | None = None, like: Tensor | None = None) -> dict[str, Any]:
         """The checkpoint of a step, or the last one written.
 
-        Args:
-            step: The step; None: the last one written.
-            like: A trainable weight: where it is sharded, so are all weights and states that are read.
+        Where the trainable weight ``like`` is sharded, so are all weights and states that are read.
         """
         if not self.steps():
             raise InputError(
@@ -117,15 +94,29 @@ class Checkpoints:
         if path.is_dir():
             return _read_folder(path, like)
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=ranks() > 1)
-        if like is None or not is_sharded(like):
-            return content
-        weight = like
 
         def divide(path: str, tensor: Tensor) -> Tensor:
             states = path.startswith(("weights/", "optimizer/")) and tensor.ndim > 0  # AdamW counts steps in a scalar
-            return divided_like(tensor, weight) if states else tensor
+            return divided_like(tensor, like) if states and like is not None else tensor
 
-        return _map_tensors(content, divide)
+        return _map_tensors(content, divide) if like is not None and is_sharded(like) else content
+
+
+def _write_folder(final: Path, content: dict[str, Any], sharded: dict[str, Tensor]) -> None:
+    import torch.distributed.checkpoint as dcp
+
+    partial, old = final.with_suffix(".part"), final.with_suffix(".old")
+    if is_first_rank():
+        partial.mkdir()
+    wait_for_all()
+    dcp.save(sharded, storage_writer=dcp.FileSystemWriter(partial, sync_files=True))
+    if is_first_rank():
+        _write(partial / REST, content)
+        if final.exists():
+            final.rename(old)
+        partial.rename(final)
+        if old.exists():
+            _remove(old)
 
 
 def _read_folder(path: Path, like: Tensor | None) -> dict[str, Any]:

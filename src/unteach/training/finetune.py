@@ -23,26 +23,18 @@ CLIP = 1.0
 
 
 def finetune(
-    parameters: Iterable[nn.Parameter],
-    optimizer: torch.optim.Optimizer,
-    add_gradient: Callable[[int], Any],
-    *,
-    steps: int,
-    learning_rate: Callable[[int], float],
-    after_step: Callable[[int], bool] | None = None,
-) -> list[Any]:
-    """Take steps with clipped gradients, in place.
+    parameters: Iterable[nn.Parameter], optimizer: torch.optim.Optimizer, add_gradient: Callable[[int], Any], *,
+    steps: int, learning_rate: Callable[[int], float], after_step: Callable[[int], bool] | None = None,
+) -> list[Any]:  # fmt: skip
+    """Take at most so many steps with clipped gradients, in place; returns what ``add_gradient`` returned at each.
 
     Args:
         parameters: What is trained.
         optimizer: Of these parameters.
-        add_gradient: step → what is to be kept of it; it adds the step's gradient to the parameters' `grad`.
+        add_gradient: step → what is to be kept of it; it adds the step's gradient to the parameters' ``grad``.
         steps: How many at most.
         learning_rate: step, from 0 → its learning rate, for all groups of the optimizer.
         after_step: Number of steps taken → whether that is enough; None: all of them are taken.
-
-    Returns:
-        What `add_gradient` returned, one entry a step.
     """
     trained, kept = list(parameters), []
     for step in range(steps):
@@ -63,14 +55,7 @@ def text_optimizer(parameters: Iterable[nn.Parameter], learning_rate: float) -> 
 
 
 def add_nll_gradient(model: Any, batch: Sequence[Sequence[int]], micro_batch: int, precision: str) -> float:
-    """Add the gradient of a batch's mean NLL per token; returns that NLL.
-
-    Args:
-        model: A Hugging Face causal language model.
-        batch: Sequences of token ids.
-        micro_batch: Sequences per forward pass.
-        precision: Of the pass, as in `config.Precision`.
-    """
+    """Add the gradient of a batch's mean NLL per token, ``micro_batch`` sequences at a time; returns that NLL."""
     device = next(model.parameters()).device
     total, nll = sum(len(sequence) - 1 for sequence in batch), torch.zeros((), device=device)
     for part in in_micro_batches(batch, micro_batch):

@@ -15,10 +15,9 @@ from unteach.errors import InputError, Interrupted
 from unteach.method.optimizers import make_optimizer
 from unteach.models.distributed import any_rank
 from unteach.training.checkpoint import Checkpoints
-from unteach.training.own_loops import NO_LOOPS, OwnLoops, find_loops
 from unteach.training.step import train_step
 from unteach.training.stopping import Search
-from unteach.training.texts import OtherModels, Texts, texts_of_step
+from unteach.training.texts import NO_LOOPS, OtherModels, OwnLoops, Texts, find_loops, texts_of_step
 
 __all__ = ["Outcome", "unlearn"]
 
@@ -67,7 +66,7 @@ def unlearn(
     Args:
         model: The student; computes with the teacher's weights inside ``optimizer.teacher_weights()``.
         parameters: The weights to train, by name.
-        texts: Forget text and general text.
+        texts: What the run reads.
         config: Settings; every number of its methods given.
         search: Decides when to evaluate, to go back and to end.
         evaluate: Scores of the model as it is, by name, among them ``nll_general``.

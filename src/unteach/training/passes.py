@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,32 +16,16 @@ from unteach.config import ForgetConfig
 from unteach.data import pad
 from unteach.method.divergences import DIVERGENCES
 from unteach.method.losses import LOSSES, forget_loss
-from unteach.method.shards import local_part
 from unteach.method.vocab_head import Head, fused_rows, mean_divergence, mean_token_loss, token_log_odds
 from unteach.models import decoder_layers
 from unteach.models.distributed import inside, share_out
 from unteach.models.precision import HALF, half_weights, precision_of_pass, resolved_precision
 
 __all__ = [
-    "HeldText",
-    "LogOddsOfModel",
-    "Pull",
-    "Reading",
-    "block_calls",
-    "by_length",
-    "chosen_tokens",
-    "computing",
-    "forget_term",
-    "held_term",
-    "hidden_states",
-    "in_micro_batches",
-    "loss_scale",
-    "read",
-    "unscale_gradients",
-]
+    "HeldText", "LogOddsOfModel", "Pull", "Reading", "block_calls", "by_length", "computing", "forget_term",
+    "held_term", "hidden_states", "in_micro_batches", "read",
+]  # fmt: skip
 
-SCALED_TOKEN = 2**8
-"""What a single token's share of the loss is multiplied by in float16: see ``loss_scale``."""
 _COMPILED = "_compiled_for_passes"
 """Attribute of a decoder block that keeps its compiled form between passes."""
 Parts = Sequence[tuple[Sequence[int], float]]
@@ -111,12 +94,8 @@ def hidden_states(
 
     No attention mask is given, so that the fastest kernels can be used: padding stands on the right, where a causal
     model's real tokens never look, and what is computed there is left out. Where real tokens stand is worked out on the
-    CPU, so that nothing waits for the device.
-
-    Args:
-        model: A Hugging Face causal language model.
-        sequences: Token ids.
-        layer: Give the hidden states behind this decoder block instead, counted from 0.
+    CPU, so that nothing waits for the device. With a ``layer``, the hidden states are those behind this decoder block,
+    counted from 0.
 
     Returns:
         ``hidden`` [N,D] and ``labels`` [N] of the N predicted tokens, and ``mask`` [B,T-1] that says which they are.
@@ -162,13 +141,7 @@ def read(
 
 
 def forget_term(model: Any, pull: Pull, part: int) -> tuple[Tensor, Tensor, int]:
-    """Forget loss of a micro-batch, its mean NLL over all tokens, and the number of tokens that the loss is a mean of.
-
-    Args:
-        model: The student.
-        pull: The sequences, the loss, and what it needs.
-        part: The number of the micro-batch.
-    """
+    """Forget loss of micro-batch ``part``, its mean NLL over all tokens, and how many tokens the loss is a mean of."""
     numbers, loss = pull.parts[part][0], LOSSES[pull.loss]
     sequences = [pull.sequences[n] for n in numbers]
     hidden, labels, mask = hidden_states(model, sequences, pull.layer)
@@ -236,18 +209,12 @@ class LogOddsOfModel:
             self.values: list[Tensor] = share_out(model, sequences, read_part)
 
     def least_sure(self, numbers: Sequence[int], share: float) -> list[Tensor]:
-        """For each of these sequences, the share of its tokens with the lowest log-odds, as a mask [T-1]."""
+        """For each of these sequences, the share of its tokens with the lowest log-odds, at least one: a mask [T-1]."""
         chosen = []
-        for n in numbers:
-            values = self.values[n]
-            lowest = values.argsort(stable=True)[: chosen_tokens(len(values), share)]
+        for values in (self.values[n] for n in numbers):
+            lowest = values.argsort(stable=True)[: max(1, round(share * len(values)))]
             chosen.append(torch.zeros_like(values, dtype=torch.bool).index_fill(0, lowest, True))
         return chosen
-
-
-def chosen_tokens(tokens: int, share: float) -> int:
-    """How many of a sequence's predicted tokens the forget loss looks at: at least one."""
-    return max(1, round(share * tokens))
 
 
 def in_micro_batches(sequences: Sequence[Any], size: int | None) -> Iterator[Sequence[Any]]:
@@ -257,16 +224,10 @@ def in_micro_batches(sequences: Sequence[Any], size: int | None) -> Iterator[Seq
 
 
 def by_length(items: Sequence[Any], lengths: Sequence[int], size: int | None, longest: int) -> list[list[Any]]:
-    """Items in micro-batches of like length, so that there is little padding.
+    """Items of these ``lengths`` in micro-batches of like length, so that there is little padding.
 
-    Each has at most as many tokens, padding included, as ``size`` sequences of ``longest`` tokens, so that shorter
-    sequences are read more at a time. The result of a step does not depend on it.
-
-    Args:
-        items: What is dealt out.
-        lengths: Tokens of each.
-        size: Longest sequences in a micro-batch; None: all items in one.
-        longest: The most tokens that a sequence can have.
+    Each has at most as many tokens, padding included, as ``size`` sequences of the ``longest`` possible length, so that
+    shorter sequences are read more at a time; with None all are in one. The result of a step does not depend on it.
     """
     if size is None:
         return [list(items)]
@@ -290,9 +251,8 @@ def computing(model: Any, precision: str, *, compiled: bool = False, checkpointe
 
     Args:
         model: A Hugging Face causal language model.
-        precision: fp32, tf32, fp16, bf16 or auto, see ``precision_of_pass``.
-        compiled: Compile every decoder block, and what is done with logits, by ``torch.compile``. Takes half a
-            minute at the first use.
+        precision: See ``precision_of_pass``.
+        compiled: Compile decoder blocks and what is done with logits, which takes half a minute at the first use.
         checkpointed: Keep only the blocks' inputs for the backward pass, which must be inside too.
     """
     device = model.get_input_embeddings().weight.device
@@ -324,37 +284,15 @@ def block_calls(model: Any, *, compiled: bool, checkpointed: bool) -> Iterator[N
                     block.compile()
                     setattr(block, _COMPILED, block._compiled_call_impl)
                 call = getattr(block, _COMPILED)
-            block._compiled_call_impl = _keeping_inputs(call) if checkpointed else call
+            block._compiled_call_impl = functools.partial(_keeping_inputs, call) if checkpointed else call
         yield
     finally:
         for block in blocks:
             block._compiled_call_impl = None
 
 
-def _keeping_inputs(call: Callable[..., Any]) -> Callable[..., Any]:
+def _keeping_inputs(call: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
     """The same call, whose backward pass makes it again instead of keeping what it computed on the way."""
-
-    def checkpointed(*arguments: Any, **keywords: Any) -> Any:
-        if not torch.is_grad_enabled():
-            return call(*arguments, **keywords)
-        return checkpoint(call, *arguments, use_reentrant=False, preserve_rng_state=False, **keywords)
-
-    return checkpointed
-
-
-def loss_scale(tokens: int, *precisions: str, device: torch.device) -> float:
-    """The power of two by which the loss, a mean over ``tokens``, is multiplied before a backward pass in float16.
-
-    The gradient of a mean over N tokens gives each hidden state a gradient of order 1/N and less, below what float16
-    can hold (6e-8). Times N it is of order one or, early in a run, a thousandth; 2⁸ more puts it in the middle of
-    float16's range, from 6e-8 to 65,504. Without float16 among the ``precisions`` the scale is 1.
-    """
-    if all(resolved_precision(name, device) != "fp16" for name in precisions):
-        return 1.0
-    return 2.0 ** math.floor(math.log2(tokens * SCALED_TOKEN))
-
-
-def unscale_gradients(parameters: Iterable[Tensor], scale: float) -> None:
-    """Divide the gradients of the parameters by ``scale``, a power of two, in place."""
-    if scale != 1:
-        torch._foreach_mul_([local_part(p.grad) for p in parameters if p.grad is not None], 1 / scale)
+    if not torch.is_grad_enabled():
+        return call(*arguments, **keywords)
+    return checkpoint(call, *arguments, use_reentrant=False, preserve_rng_state=False, **keywords)

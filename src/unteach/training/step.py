@@ -5,57 +5,33 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from unteach.config import ForgetConfig
-from unteach.method.shards import global_norm
+from unteach.method.tensors import global_norm, local_part
 from unteach.models.distributed import inside, sum_over_ranks
-from unteach.training.passes import (
-    HeldText,
-    Pull,
-    computing,
-    forget_term,
-    held_term,
-    loss_scale,
-    read,
-    unscale_gradients,
-)
+from unteach.models.precision import resolved_precision
+from unteach.training.passes import HeldText, Pull, computing, forget_term, held_term, read
 
-__all__ = ["TeacherOptimizer", "accumulate", "train_step"]
+__all__ = ["accumulate", "loss_scale", "train_step", "unscale_gradients"]
 
+SCALED_TOKEN = 2**8
+"""What a single token's share of the loss is multiplied by in float16: see ``loss_scale``."""
 SCALE_STEP = 2**6
 """Where a loss scale was too much for float16, it is divided by this and tried again."""
 
 
-class TeacherOptimizer(Protocol):
-    """An optimizer with a second set of weights: ``MeanTeacher``, ``AnchoredAdamW``."""
-
-    param_groups: list[dict[str, Any]]
-    last_grad_norm: float | None
-    last_clip_factor: float | None
-
-    def teacher_weights(self) -> AbstractContextManager[None]:
-        """Inside, the module computes with the teacher's weights."""
-
-    def step(self, closure: None = None) -> Any:
-        """Make one step; gradients that are not finite are refused with a ``FloatingPointError``."""
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Let the gradients go."""
-
-
 def train_step(
-    model: Any, optimizer: TeacherOptimizer, pulls: Sequence[Pull], held: Sequence[HeldText], alpha: float,
-    config: ForgetConfig,
-) -> dict[str, Any]:  # fmt: skip
+    model: Any, optimizer: Any, pulls: Sequence[Pull], held: Sequence[HeldText], alpha: float, config: ForgetConfig
+) -> dict[str, Any]:
     """Pull the student away from some texts and hold it to its teacher on others.
 
     Args:
         model: The student; inside ``optimizer.teacher_weights()``, the teacher.
-        optimizer: Its gradients are cleared, used, and cleared again.
+        optimizer: One of ``method.optimizers``. Its gradients are cleared, used, and cleared again.
         pulls: What to forget: the documents first, then perhaps the model's own loops.
         held: Texts on which the student is held to the teacher, and to whom else they name already.
         alpha: α, the weight of the forget loss.
@@ -127,12 +103,26 @@ def accumulate(
                     (scale * share * divergence).backward()
                     terms["divergence"].append((share, divergence.detach()))
         unscale_gradients(parameters, scale)
-        if scale <= 1 or math.isfinite(global_norm(_gradients(parameters))):
+        if scale <= 1 or math.isfinite(global_norm([p.grad for p in parameters if p.grad is not None])):
             break
         scale = max(1.0, scale / SCALE_STEP)
     sums = [sum(share * float(value) for share, value in values) for values in terms.values()]  # not before: it waits
     return dict(zip(terms, sum_over_ranks(sums), strict=True))
 
 
-def _gradients(parameters: Iterable[Tensor]) -> list[Tensor]:
-    return [p.grad for p in parameters if p.grad is not None]
+def loss_scale(tokens: int, *precisions: str, device: torch.device) -> float:
+    """The power of two by which the loss, a mean over ``tokens``, is multiplied before a backward pass in float16.
+
+    The gradient of a mean over N tokens gives each hidden state a gradient of order 1/N and less, below what float16
+    can hold (6e-8). Times N it is of order one or, early in a run, a thousandth; 2⁸ more puts it in the middle of
+    float16's range, from 6e-8 to 65,504. Without float16 among the ``precisions`` the scale is 1.
+    """
+    if all(resolved_precision(name, device) != "fp16" for name in precisions):
+        return 1.0
+    return 2.0 ** math.floor(math.log2(tokens * SCALED_TOKEN))
+
+
+def unscale_gradients(parameters: Iterable[Tensor], scale: float) -> None:
+    """Divide the gradients of the parameters by ``scale``, a power of two, in place."""
+    if scale != 1:
+        torch._foreach_mul_([local_part(p.grad) for p in parameters if p.grad is not None], 1 / scale)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from unteach.errors import InputError
 
-__all__ = ["Condition", "Move", "Search", "StopRule", "parse_rule", "stop_at", "utility_problem"]
+__all__ = ["Condition", "Move", "Search", "StopRule", "parse_rule", "stop_at"]
 
 CAUTION = 0.7
 """The next evaluation comes after this share of the steps that the rule is expected to need."""
@@ -37,36 +37,25 @@ class Condition:
         """Whether the metric has reached its value; one that was not measured has not."""
         return self.metric in scores and _COMPARE[self.comparison](scores[self.metric], self.value)
 
-    def overshot(self, scores: Mapping[str, float]) -> bool:
-        """Whether the metric has gone beyond its limit."""
-        if self.limit is None or self.metric not in scores:
-            return False
-        return not _COMPARE["<=" if ">" in self.comparison else ">="](scores[self.metric], self.limit)
-
     def distance(self, scores: Mapping[str, float]) -> float:
-        """How far the metric is from where it should be, in units of ``scale``; 0 where it is there."""
-        if self.metric not in scores or (self.crossed(scores) and not self.overshot(scores)):
-            return 0.0
-        goal = self.limit if self.limit is not None and self.overshot(scores) else self.value
-        return abs(scores[self.metric] - goal) / self.scale
+        """How far the metric is from where it should be, in units of ``scale``; 0 where it is there or not known."""
+        value = scores.get(self.metric, self.value)
+        if self.limit is not None and not _COMPARE["<=" if ">" in self.comparison else ">="](value, self.limit):
+            return abs(value - self.limit) / self.scale
+        return 0.0 if self.crossed(scores) else abs(value - self.value) / self.scale
 
     def remaining(self, earlier: float, now: float, steps: int) -> float:
         """Steps until the value is reached, if the metric goes on as it did in the last ``steps``."""
-        at = [_straightened(self.metric, x) for x in (earlier, now, self.value)]
-        pace = (at[1] - at[0]) / steps
-        return (at[2] - at[1]) / pace if pace * (at[2] - at[1]) > 0 else math.inf
+        goal = self.value
+        if self.metric.startswith("auc_"):  # the logit of an AUC moves evenly, the AUC itself does not
+            bounded = (min(max(x, 1e-3), 1 - 1e-3) for x in (earlier, now, goal))
+            earlier, now, goal = (math.log(x / (1 - x)) for x in bounded)
+        pace = (now - earlier) / steps
+        return (goal - now) / pace if pace * (goal - now) > 0 else math.inf
 
     def __str__(self) -> str:
         limit = "" if self.limit is None else f" and not beyond {self.limit:.4g}"
         return f"{self.metric} {self.comparison} {self.value:.4g}{limit}" + (f" ({self.why})" if self.why else "")
-
-
-def _straightened(metric: str, value: float) -> float:
-    """An AUC as its logit, which moves evenly while the AUC itself does not; other metrics as they are."""
-    if not metric.startswith("auc_"):
-        return value
-    value = min(max(value, 1e-3), 1 - 1e-3)
-    return math.log(value / (1 - value))
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +74,6 @@ class StopRule:
     def crossed(self, scores: Mapping[str, float]) -> bool:
         """Whether every metric has reached its value."""
         return all(condition.crossed(scores) for condition in self.conditions)
-
-    def unmet(self, scores: Mapping[str, float]) -> list[str]:
-        """The conditions that do not hold, for people."""
-        wrong = [c for c in self.conditions if not c.crossed(scores) or c.overshot(scores)]
-        return [f"{c} is {scores[c.metric]:.4g}" if c.metric in scores else f"{c} is not known" for c in wrong]
 
     def distance(self, scores: Mapping[str, float]) -> float:
         """The sum of the conditions' distances: the score by which models that do not meet the rule are compared."""
@@ -117,9 +101,8 @@ class Move:
 
     kind: Literal["go on", "go back", "end"]
     step: int
-    """Where: the step it goes back to, or the one whose model is kept."""
+    """The step it goes back to, or the one whose model is kept."""
     reason: str = ""
-    """Why it ended, for people."""
     rule: str = ""
     """What ended it: ``stop``, ``nearest`` (one step went too far for the stop rule), ``utility_floor`` or
     ``max_steps``."""
@@ -138,7 +121,7 @@ class Search:
         before: Scores before the first step.
         every: Steps between evaluations.
         last: The step at which the run ends in any case.
-        utility_floor: See ``utility_problem``.
+        utility_floor: The run ends where ``nll_general`` has risen by more nats per token than this.
 
     Where the rule has several conditions, or one that can be overshot, the next evaluation comes as soon as the last
     two let expect that it is met. If it never is, or a single step goes too far, the evaluated model with the smallest
@@ -168,8 +151,7 @@ class Search:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what ``state`` gave."""
         self.unmet, self.interval, self.met = state["unmet"], state["interval"], state["met"]
-        self.best, self._last = tuple(state["best"]), (state["last"][0], dict(state["last"][1]))
-        self._known = dict(state["known"])
+        self.best, self._last, self._known = tuple(state["best"]), tuple(state["last"]), state["known"]
 
     def steps_to_keep(self) -> set[int]:
         """Steps whose checkpoints the search may go back to."""
@@ -180,14 +162,11 @@ class Search:
         return step in (self.unmet + self.interval, self.last)
 
     def look(self, step: int, scores: Mapping[str, float], loops_every: int | None) -> Move:
-        """Decide from the scores of a step how the run goes on.
+        """Decide from the scores of a step (``nll_general`` and the rule's) how the run goes on.
 
-        Args:
-            step: The evaluated step.
-            scores: Its scores, among them ``nll_general`` and the rule's.
-            loops_every: How often the run does something about loops; None: never.
+        ``loops_every``: How often the run does something about loops; None: never.
         """
-        rule, problem = self.rule, utility_problem(self.before, scores, self.utility_floor)
+        rule, problem = self.rule, self._problem(scores["nll_general"])
         known = self._known | dict(scores)
         distance = 0.0 if rule is None else rule.distance(known)
         if rule is not None and rule.crossed(scores):
@@ -218,6 +197,17 @@ class Search:
         self.unmet, self._last, self._known = step, (step, dict(scores)), known
         return Move("go on", step)
 
+    def _problem(self, now: float) -> str | None:
+        """Why the run must end because the model is breaking, or None."""
+        before = self.before["nll_general"]
+        if now - before <= self.utility_floor:
+            return None
+        return (
+            f"general text costs {now - before:.2f} nats per token more than before (from {before:.2f}), over the "
+            f"floor of {self.utility_floor:g}: the model is breaking. Lower alpha, give general text nearer to what it "
+            "must keep, or raise stop.utility_floor"
+        )
+
     def _end_at_best(self, step: int, distance: float, reason: str, rule: str) -> Move:
         """End with the evaluated model that is nearest to the rule: an earlier one, or that of this step."""
         if self.best[1] >= distance:
@@ -244,13 +234,8 @@ class Search:
 def parse_rule(text: str, metrics: Collection[str], models: Mapping[str, Mapping[str, float]] = {}) -> StopRule:
     """A rule such as ``verbmem_f <= 21.8`` or ``knowmem_f <= reference``, or several joined by ``and``.
 
-    Args:
-        text: The rule.
-        metrics: Those that are measured.
-        models: Scores of other models, whose names may stand in place of a number.
-
-    Raises:
-        InputError: It cannot be read, or a metric or a model is not measured.
+    ``metrics`` are those that are measured, ``models`` the scores of other models that may stand in place of a number.
+    An ``InputError`` says what cannot be read or is not measured.
     """
     conditions = []
     for part in re.split(r"\s+and\s+", text.strip()):
@@ -270,21 +255,3 @@ def parse_rule(text: str, metrics: Collection[str], models: Mapping[str, Mapping
         else:
             raise InputError(f"stop.metric is {text!r}: there is no reference model; give --reference, or a number")
     return StopRule(tuple(conditions))
-
-
-def utility_problem(before: Mapping[str, float], now: Mapping[str, float], floor: float) -> str | None:
-    """Why the run must end because the model is breaking, or None.
-
-    Args:
-        before: Scores before the first step.
-        now: Scores now.
-        floor: Largest rise of ``nll_general`` in nats per token.
-    """
-    rise = now["nll_general"] - before["nll_general"]
-    if rise <= floor:
-        return None
-    return (
-        f"general text costs {rise:.2f} nats per token more than before (from {before['nll_general']:.2f}), over the "
-        f"floor of {floor:g}: the model is breaking. Lower alpha, give general text nearer to what it must keep, "
-        "or raise stop.utility_floor"
-    )

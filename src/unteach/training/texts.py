@@ -1,24 +1,41 @@
-"""What a step reads: forget documents with what their loss must know, the model's own loops, and held text."""
+"""What a step reads: forget documents with what their loss must know, the model's own loops, and held text.
+
+A model that must not go on as the document does easily falls into a loop: what was likely is forbidden, and what it has
+just said is likely still. Loops are what unlikelihood training was made against (Welleck et al. 2020), and the same
+loss removes them here: every few steps the student continues some forget documents, and the tokens with which it
+repeats itself are forgotten too.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from unteach.config import ForgetConfig, Method
 from unteach.data import ForgetBatches, GeneralText
-from unteach.method.losses import LOSSES, ForgetLoss
-from unteach.method.shards import other_weights
+from unteach.evaluation.generation import generate
+from unteach.evaluation.repetition import longest_loop
+from unteach.method.losses import LOSSES
+from unteach.method.tensors import other_weights
+from unteach.models import context_length
 from unteach.models.distributed import parts_of_rank
-from unteach.training.own_loops import NO_LOOPS, OwnLoops
 from unteach.training.passes import HeldText, LogOddsOfModel, Parts, Pull, Reading, by_length, read
 
-__all__ = ["OtherModels", "Texts", "texts_of_step"]
+__all__ = ["NO_LOOPS", "OtherModels", "OwnLoops", "Texts", "find_loops", "texts_of_step"]
+
+PROMPTS = 32
+NEW_TOKENS = 64
+COPIES = 2
+SHORTEST_LOOP = 8
+LOOP_SHARE = 0.25
+_PROMPT_DRAWS = 3
+"""Sets these random draws apart from those of ``data.batches``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +50,7 @@ class Texts:
     @property
     def longest(self) -> int:
         """Tokens of the longest document: micro-batches are measured by it."""
-        documents = [*self.forget.sequences, *(self.keep.sequences if self.keep else ())]
-        return max(map(len, documents))
+        return max(len(s) for batches in (self.forget, self.keep) if batches for s in batches.sequences)
 
 
 class OtherModels:
@@ -57,19 +73,65 @@ class OtherModels:
         needed = ("initial", False) in kinds or any(method.anchor for method in methods)
         self._start: list[Tensor] = [p.detach().clone() for p in self._parameters] if needed else []
 
-    def read(self, loss: ForgetLoss, sequences: Sequence[Sequence[int]], parts: Parts, layer: int | None) -> Reading:
-        """The reading of the model that a loss compares with."""
-        precision = self._config.precision.forget
-        if loss.base == "given":
+    def read(
+        self, which: str | None, sequences: Sequence[Sequence[int]], parts: Parts, precision: str,
+        layer: int | None = None,
+    ) -> Reading:  # fmt: skip
+        """The reading of the ``given`` model, or of the ``initial`` one, that before the run."""
+        if which == "given":
             return read(self._base, sequences, parts, self._config, precision, layer)
-        return self.read_initial(sequences, parts, precision, layer)
-
-    def read_initial(
-        self, sequences: Sequence[Sequence[int]], parts: Parts, precision: str, layer: int | None = None
-    ) -> Reading:
-        """The reading of the model before the run."""
         with other_weights(self._parameters, self._start):
             return read(self._model, sequences, parts, self._config, precision, layer)
+
+
+@dataclass(frozen=True)
+class OwnLoops:
+    """Texts in which the model repeats itself, and the tokens with which it does."""
+
+    sequences: list[list[int]] = field(default_factory=list)
+    """Token ids: a prompt from a forget document and what the model wrote."""
+    repeated: list[Tensor] = field(default_factory=list)
+    """For each, which of its predicted tokens [T-1] repeat what stands before."""
+
+    def state(self) -> dict[str, Any]:
+        """Plain values, for a checkpoint."""
+        return {"sequences": [torch.tensor(ids) for ids in self.sequences], "repeated": self.repeated}
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> OwnLoops:
+        """What ``state`` gave."""
+        return cls([ids.tolist() for ids in state["sequences"]], list(state["repeated"]))
+
+
+NO_LOOPS = OwnLoops()
+
+
+def find_loops(model: Any, forget: ForgetBatches, step: int) -> OwnLoops:
+    """Let the model continue some forget documents, drawn by the step, and keep what it repeats.
+
+    A loop is a passage of at least ``SHORTEST_LOOP`` tokens, and a share ``LOOP_SHARE`` of what was written, in which
+    one phrase stands at least ``COPIES`` times in a row. Its first copy is left alone, the others are repeated tokens.
+    """
+    draws = np.random.default_rng([_PROMPT_DRAWS, forget.seed, step])
+    few = len(forget.sequences) < PROMPTS  # then the same documents again, cut elsewhere
+    prompts = []
+    for number in draws.choice(len(forget.sequences), PROMPTS, replace=few).tolist():
+        sequence = forget.sequences[number]
+        prompts.append(sequence[: int(draws.integers(min(8, len(sequence)), max(9, 2 * len(sequence) // 3)))])
+    ends = model.generation_config.eos_token_id if getattr(model, "generation_config", None) else None
+    stop_ids = frozenset([ends] if isinstance(ends, int) else ends or [])
+    room = [min(NEW_TOKENS, context_length(model) - len(prompt)) for prompt in prompts]
+    continued = generate(model, prompts, max_new_tokens=room, stop_ids=stop_ids)
+    found = OwnLoops()
+    for prompt, written in zip(prompts, continued, strict=True):
+        start, period, length = longest_loop(np.array(written, dtype=np.int64), COPIES, SHORTEST_LOOP)
+        if length and length >= LOOP_SHARE * len(written):
+            repeated = torch.zeros(len(prompt) + len(written) - 1, dtype=torch.bool)
+            first = len(prompt) + start + period - 1
+            repeated[first : first + length - period] = True
+            found.sequences.append([*prompt, *written])
+            found.repeated.append(repeated)
+    return found
 
 
 def texts_of_step(
@@ -82,66 +144,51 @@ def texts_of_step(
         texts: All texts of the run.
         method: The loss and the divergence.
         config: Batch sizes and precision.
-        step: The step's number, from 0; it decides the batches.
+        step: From 0; it decides the batches.
         others: What the loss compares with; None where it compares with nothing.
-        loops: What the model repeats by itself.
+        loops: What the model repeats by itself: unlearned by NLUL, whatever the documents' loss is.
     """
-    pulls = [_documents(texts, method, config, step, others)]
+    size, longest = config.micro_batch, texts.longest
+
+    def micro_batches(sequences: Sequence[Sequence[int]]) -> Parts:
+        """This rank's: numbers of sequences of like length."""
+        lengths = [len(sequence) for sequence in sequences]
+        return parts_of_rank(range(len(sequences)), lambda x: by_length(x, [lengths[n] for n in x], size, longest))
+
+    def held(sequences: Sequence[Sequence[int]], weight: float) -> HeldText:
+        """Held to the teacher, and with an anchor to the model before the run, too."""
+        parts = micro_batches(sequences)
+        text = HeldText(sequences=sequences, parts=parts, divergence=method.divergence, weight=weight)
+        if not method.anchor or others is None:
+            return text
+        reading = others.read("initial", sequences, parts, config.precision.divergence)
+        return dataclasses.replace(text, readings=[(method.anchor * weight, reading)])
+
+    numbers = texts.forget.numbers(step, config.batch)
+    documents = [texts.forget.sequences[n] for n in numbers]
+    pulls = [Pull(sequences=documents, parts=micro_batches(documents), loss=method.loss, options=method.loss_options)]
+    if others is not None:
+        pulls = [dataclasses.replace(pulls[0], **_known_of(pulls[0], numbers, method, config, others))]
     if loops.sequences:
-        pulls.append(_own_loops(loops, texts, config))
-    held = [_held(texts.general.batch(step, config.general_batch), 1.0, texts, method, config, others)]
+        parts = micro_batches(loops.sequences)
+        pulls.append(Pull(sequences=loops.sequences, parts=parts, loss="nlul", chosen=loops.repeated))
+    held_texts = [held(texts.general.batch(step, config.general_batch), 1.0)]
     if texts.keep is not None:
-        kept = texts.keep.batch(step, config.keep_batch)
-        held.append(_held(kept, config.keep_weight, texts, method, config, others))
-    return pulls, held
+        held_texts.append(held(texts.keep.batch(step, config.keep_batch), config.keep_weight))
+    return pulls, held_texts
 
 
-def _documents(texts: Texts, method: Method, config: ForgetConfig, step: int, others: OtherModels | None) -> Pull:
-    """The forget documents of a step, with what the method's loss needs to know of them."""
-    loss, numbers = LOSSES[method.loss], texts.forget.numbers(step, config.batch)
-    sequences = [texts.forget.sequences[n] for n in numbers]
-    pull = Pull(
-        sequences=sequences,
-        parts=_micro_batches(sequences, config, texts.longest),
-        loss=method.loss,
-        options=method.loss_options,
-    )
-    changes: dict[str, Any] = {}
-    if others is None:
-        return pull
-    share = method.token_share or 1.0
+def _known_of(
+    pull: Pull, numbers: Sequence[int], method: Method, config: ForgetConfig, others: OtherModels
+) -> dict[str, Any]:
+    """What the method's loss needs to know of forget documents."""
+    known: dict[str, Any] = {}
+    loss, share = LOSSES[method.loss], method.token_share or 1.0
     if others.initial and share < 1:
-        changes["chosen"] = others.initial.least_sure(numbers, share)
-    compared = {"initial": others.initial, "given": others.given, None: None}[loss.base]
-    if loss.reads == "log_odds" and compared:
-        changes["base_log_odds"] = [compared.values[n] for n in numbers]
-    elif loss.base is not None:
-        changes["base"] = others.read(loss, sequences, pull.parts, pull.layer)
-    return dataclasses.replace(pull, **changes)
-
-
-def _own_loops(loops: OwnLoops, texts: Texts, config: ForgetConfig) -> Pull:
-    """What the model repeats over and over by itself: unlearned by NLUL, whatever the documents' loss is."""
-    parts = _micro_batches(loops.sequences, config, texts.longest)
-    return Pull(sequences=loops.sequences, parts=parts, loss="nlul", chosen=loops.repeated)
-
-
-def _held(
-    sequences: Sequence[Sequence[int]], weight: float, texts: Texts, method: Method, config: ForgetConfig,
-    others: OtherModels | None,
-) -> HeldText:  # fmt: skip
-    """Text on which the student is held to the teacher, and with an anchor to the model before the run, too."""
-    parts = _micro_batches(sequences, config, texts.longest)
-    text = HeldText(sequences=sequences, parts=parts, divergence=method.divergence, weight=weight)
-    if not method.anchor or others is None:
-        return text
-    reading = others.read_initial(sequences, parts, config.precision.divergence)
-    return dataclasses.replace(text, readings=[(method.anchor * weight, reading)])
-
-
-def _micro_batches(sequences: Sequence[Sequence[int]], config: ForgetConfig, longest: int) -> Parts:
-    """This rank's micro-batches: numbers of sequences of like length."""
-    lengths = [len(sequence) for sequence in sequences]
-    return parts_of_rank(
-        range(len(sequences)), lambda x: by_length(x, [lengths[n] for n in x], config.micro_batch, longest)
-    )
+        known["chosen"] = others.initial.least_sure(numbers, share)
+    compared = others.initial if loss.base == "initial" else others.given
+    if loss.base and loss.reads == "log_odds" and compared:
+        known["base_log_odds"] = [compared.values[n] for n in numbers]
+    elif loss.base:
+        known["base"] = others.read(loss.base, pull.sequences, pull.parts, config.precision.forget, pull.layer)
+    return known

@@ -21,15 +21,15 @@ from torch.nn.functional import cross_entropy
 from unteach.experiments.cells import Cell, CellFolder, differing
 from unteach.experiments.paper import Experiment
 from unteach.method import theory
-from unteach.method.theory import SoftmaxRegression, TanhNetwork, UnlearningProblem
+from unteach.method.theory import Network, UnlearningProblem
 from unteach.report.style import Figure
 from unteach.writing import markdown_table
 
 __all__ = ["EXPERIMENT", "MODELS", "TheoremSettings", "compare", "memorised_problem", "run_experiment", "slopes"]
 
-MODELS: dict[str, SoftmaxRegression | TanhNetwork] = {
-    "softmax regression": SoftmaxRegression(num_features=8, num_classes=4),
-    "tanh network": TanhNetwork(num_features=8, num_hidden=6, num_classes=4),
+MODELS = {
+    "softmax regression": Network(num_features=8, num_classes=4),
+    "tanh network": Network(num_features=8, num_hidden=6, num_classes=4),
 }
 
 
@@ -111,7 +111,7 @@ def compare(
         damping=damping, num_steps=num_steps,
     )  # fmt: skip
     reference, undamped = natural(effective), natural(damping)
-    lengths = theory.step_lengths(reference)
+    lengths = reference.diff(dim=0).norm(dim=1)
     plain = theory.gradient_path(problem, start, lengths)
     gap = theory.largest_gap(teacher, reference)
     row = {
@@ -264,10 +264,11 @@ def _draw_lemma(axes: Any) -> None:
     setting = {"damping": 1.0, "lr": 1e-3, "momentum": 0.9}
     num_steps, one = 600, torch.ones(1, dtype=torch.float64)
     path = theory.momentum_iteration(one[None] * 0, 0 * one, -one.expand(num_steps, 1), start=0 * one, **setting)
+    holds, printed = theory.momentum_bounds(num_steps, start=0.0, error=1.0, **setting)
     for values, colour, text in (
-        (theory.momentum_bound(num_steps, start=0.0, error=1.0, **setting), GREEN, "bound that holds"),
+        (holds, GREEN, "bound that holds"),
         (path[:, 0], BLUE, "the iteration"),
-        (theory.printed_momentum_bound(num_steps, start=0.0, error=1.0, **setting), ORANGE, "bound as printed"),
+        (printed, ORANGE, "bound as printed"),
     ):
         axes.plot(values, color=colour, ls="-" if colour == BLUE else "--", label=text)
     axes.set(xlabel="step t  (μ 0.9, λ 1, η 0.001)", ylabel="‖uₜ − u*‖ in units of ‖ε‖/λ", ylim=(0, 1.2))

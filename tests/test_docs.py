@@ -183,9 +183,7 @@ def test_methods_and_contributing_name_what_is_there():
         files = {span for span in shown if re.fullmatch(r"[\w/]+\.py", span)}
         there = {name for name in files if (ROOT / name).exists()}
         there |= {name for name in files if any(any(ROOT.glob(f"{place}/{name}")) for place in PLACES)}
-        functions = {
-            span for span in shown if re.fullmatch(r"\w+_rows|token_log_odds|MeanTeacher", span)
-        }
+        functions = {span for span in shown if re.fullmatch(r"\w+_rows|token_log_odds|MeanTeacher", span)}
         there |= {name for name in functions if re.search(rf"(def|class) {name}\b", method)}
         named = {span for span in shown if re.fullmatch(r"test_\w+\*?", span)}
         there |= {name for name in named if re.search(rf"def {name.rstrip('*')}", tests)}

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from unteach.corpora import Benchmark, Question, micro
+from unteach.evaluation.formulas import Metric, mean_metric
 from unteach.evaluation.memory import answer_choices, answer_questions, mean_score, recite
-from unteach.evaluation.scores import Scores
-from unteach.evaluation.statistics import Metric, mean_metric
-from unteach.evaluation.suite import MEASUREMENTS, evaluate
+from unteach.evaluation.metrics import MEASUREMENTS
+from unteach.evaluation.scores import Scores, evaluate
 
 from . import generate
 from .build import probes

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from unteach.config import ForgetConfig
-    from unteach.evaluation.suite import evaluate
+    from unteach.evaluation import evaluate
     from unteach.job import forget
     from unteach.method.divergences import DIVERGENCES, divergence
     from unteach.method.losses import LOSSES, forget_loss
@@ -18,7 +18,7 @@ __version__ = "0.2.0"
 
 _HOMES = {
     "config": ["ForgetConfig"],
-    "evaluation.suite": ["evaluate"],
+    "evaluation.scores": ["evaluate"],
     "job": ["forget"],
     "method.divergences": ["DIVERGENCES", "divergence"],
     "method.losses": ["LOSSES", "forget_loss"],

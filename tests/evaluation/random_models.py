@@ -3,6 +3,8 @@
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from unteach.corpora import Probe
+
 MEMORISED = (
     "To Sherlock Holmes she is always the woman. I have seldom heard him mention her under any other name. In his "
     "eyes she eclipses and predominates the whole of her sex."
@@ -52,3 +54,9 @@ def memorise(model, sequences, steps=150):
         optimizer.step()
         optimizer.zero_grad()
     return model.eval()
+
+
+def probe_of(text, words):
+    """A probe whose prompt is the first words of a text."""
+    parts = text.split(" ")
+    return Probe(" ".join(parts[:words]), " " + " ".join(parts[words:]))

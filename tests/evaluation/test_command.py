@@ -10,7 +10,8 @@ from rich.console import Console
 
 from unteach.errors import InputError
 from unteach.evaluation.command import EvaluateOptions, _as_metrics, as_table, hash_weights, run
-from unteach.evaluation.suite import evaluate
+
+WITH_HARNESS = importlib.util.find_spec("lm_eval") is not None
 
 
 def write(path, rows):
@@ -28,30 +29,32 @@ def folders(tmp_path_factory, reciter, model, tokenizer):
     words = MEMORISED.split(" ")
     write(root / "muse/verbmem/forget.jsonl", [{"prompt": " ".join(words[:9]), "gt": " " + " ".join(words[9:])}])
     write(root / "muse/knowmem/forget_qa.jsonl", [{"question": "Who?", "answer": "Adler"}] * 3)
-    write(root / "muse/privleak/forget.jsonl", [{"text": MEMORISED[k:]} for k in range(0, 30, 6)])
-    write(root / "muse/privleak/holdout.jsonl", [{"text": UNSEEN[k:]} for k in range(0, 30, 6)])
-    for name, text in (("documents", MEMORISED), ("holdout", UNSEEN)):
-        (root / name).mkdir()
-        (root / name / "a.txt").write_text(text, encoding="utf-8")
-        (root / name / "b.txt").write_text(text[10:], encoding="utf-8")
+    for part, text in (("forget", MEMORISED), ("holdout", UNSEEN)):
+        write(root / f"muse/privleak/{part}.jsonl", [{"text": text[k:]} for k in range(0, 30, 6)])
+        write(root / f"{part}.jsonl", [{"text": text}, {"text": text[10:]}])
     write(root / "general.jsonl", [{"text": "some text"}, {"text": "more of it"}])
     write(root / "questions.jsonl", [{"question": "Who?", "answer": "Adler"}])
     return root
 
 
-def test_several_models_with_a_reference(folders, tmp_path):
+@pytest.fixture
+def measured(folders):
+    """Runs the command on models by their names, by default on the folder with MUSE's layout."""
+
+    def measure(*models, **options):
+        options = {"benchmark": "muse-news", "data": folders / "muse"} | options
+        return run(EvaluateOptions(models=tuple(str(folders / name) for name in models), device="cpu", **options))
+
+    return measure
+
+
+def test_several_models_with_a_reference(measured, folders, tmp_path):
+    row = {"question": "2 + 2?", "choices": ["3", "4", "5", "6"], "answer": 1, "subject": "sums"}
+    write(tmp_path / "mmlu/validation.jsonl", [row] * 2)
+    (tmp_path / "mmlu/prompt.txt").write_text("Correct answer: A", encoding="utf-8")
     out = tmp_path / "new" / "scores.json"
-    content = run(
-        EvaluateOptions(
-            models=(str(folders / "target"), str(folders / "retrained")),
-            benchmark="muse-news",
-            data=folders / "muse",
-            reference=str(folders / "retrained"),
-            general=str(folders / "general.jsonl"),
-            device="cpu",
-            out=out,
-        )
-    )
+    general, reference = str(folders / "general.jsonl"), str(folders / "retrained")
+    content = measured("target", "retrained", reference=reference, general=general, mmlu=tmp_path / "mmlu", out=out)
     assert content == json.loads(out.read_text(encoding="utf-8"))
     assert content["schema"] == "unteach.scores/1"
     target, retrained = content["results"]
@@ -62,7 +65,7 @@ def test_several_models_with_a_reference(folders, tmp_path):
     assert record["output"].startswith(record["expected"])
     assert retrained["metrics"]["privleak"]["value"] == 0.0
     assert target["metrics"]["privleak"]["value"] < 0
-    assert target["benchmark"]["counts"]["nll_general"] == 2
+    assert target["benchmark"]["counts"]["nll_general"] == target["benchmark"]["counts"]["mmlu_val"] == 2
     assert target["settings"]["precision"] == "fp32"
     assert target["model_sha256"] == hash_weights(folders / "target") != retrained["model_sha256"]
     console = Console(width=100)
@@ -73,108 +76,62 @@ def test_several_models_with_a_reference(folders, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_scores_file_is_a_reference(folders, tmp_path):
-    common = {"benchmark": "muse-news", "data": folders / "muse", "device": "cpu"}
+def test_a_scores_file_is_a_reference(measured, tmp_path):
     file = tmp_path / "retrained.json"
-    first = run(EvaluateOptions(models=(str(folders / "retrained"),), out=file, **common))
+    first = measured("retrained", out=file)
     assert "privleak" not in first["results"][0]["metrics"]
-    content = run(EvaluateOptions(models=(str(folders / "retrained"),), reference=str(file), **common))
+    content = measured("retrained", reference=str(file))
     assert content["results"][0]["metrics"]["privleak"]["value"] == 0.0
-    number = run(EvaluateOptions(models=(str(folders / "target"),), reference_auc=0.5, **common))
+    number = measured("target", reference_auc=0.5)
     assert number["results"][0]["metrics"]["privleak"]["value"] < -50
-    two = run(EvaluateOptions(models=(str(folders / "target"),) * 2, limit=2, out=file, **common))
+    two = measured("target", "target", limit=2, out=file)
     assert two["results"][0]["benchmark"]["counts"]["knowmem_f"] == 2
     with pytest.raises(InputError, match="it holds 2 results, must hold one"):
-        run(EvaluateOptions(models=(str(folders / "target"),), reference=str(file), **common))
+        measured("target", reference=str(file))
     file.write_text("[]", encoding="utf-8")
     with pytest.raises(InputError, match="not a scores file"):
-        run(EvaluateOptions(models=(str(folders / "target"),), reference=str(file), **common))
+        measured("target", reference=str(file))
 
 
-def test_own_documents(folders):
-    content = run(
-        EvaluateOptions(
-            models=(str(folders / "target"),),
-            benchmark="own",
-            documents=str(folders / "documents"),
-            holdout=str(folders / "holdout"),
-            questions=folders / "questions.jsonl",
-            retain_questions=folders / "questions.jsonl",
-            device="cpu",
-        )
-    )
-    metrics = content["results"][0]["metrics"]
+def test_own_documents(measured, folders):
+    asked = dict.fromkeys(("questions", "retain_questions"), folders / "questions.jsonl")
+    own = {"documents": str(folders / "forget.jsonl"), "holdout": str(folders / "holdout.jsonl")}
+    metrics = measured("target", benchmark="own", data=None, **own, **asked)["results"][0]["metrics"]
     assert metrics["verbmem_f"]["value"] > metrics["verbmem_holdout"]["value"]
     assert metrics["knowmem_f"]["count"] == metrics["knowmem_r"]["count"] == 1
     assert metrics["auc_forget_holdout_min_40"]["count"] == 4
 
 
-def test_mmlu_beside_a_benchmark(folders, tmp_path):
-    row = {"question": "2 + 2?", "choices": ["3", "4", "5", "6"], "answer": 1, "subject": "sums"}
-    write(tmp_path / "validation.jsonl", [row] * 2)
-    (tmp_path / "prompt.txt").write_text("Correct answer: A", encoding="utf-8")
-    content = run(
-        EvaluateOptions(
-            models=(str(folders / "target"),), benchmark="muse-news", data=folders / "muse", mmlu=tmp_path, device="cpu"
-        )
-    )
-    assert content["results"][0]["metrics"]["mmlu_val"]["count"] == 2
-
-
 def test_every_problem_is_reported_at_once(tmp_path):
+    wrong = {
+        "benchmark": "muse",
+        "data": tmp_path / "missing",
+        "documents": "x",
+        "questions": tmp_path / "missing.jsonl",
+    }
+    wrong |= {"reference": "a", "reference_auc": 1.5, "limit": 0, "out": tmp_path}
     with pytest.raises(InputError) as caught:
-        run(
-            EvaluateOptions(
-                models=(),
-                benchmark="muse",
-                data=tmp_path / "missing",
-                documents="x",
-                questions=tmp_path / "missing.jsonl",
-                reference="a",
-                reference_auc=1.5,
-                limit=0,
-                out=tmp_path,
-            )
-        )
+        run(EvaluateOptions(models=(), **wrong))
     starts = [problem.split(" ")[0] for problem in caught.value.problems]
-    assert starts == [
-        "models",
-        "benchmark",
-        "documents",
-        "questions",
-        "data",
-        "questions",
-        "reference",
-        "reference_auc",
-        "limit",
-        "out",
-    ]
+    expected = "models benchmark documents questions data questions reference reference_auc limit out"
+    assert starts == expected.split()
 
 
-def test_wrong_models_and_data(folders, tmp_path):
-    with pytest.raises(InputError, match="model is '.*missing': there is no such folder"):
-        run(EvaluateOptions(models=(str(tmp_path / "missing"),), benchmark="muse-news", data=folders / "muse"))
-    with pytest.raises(InputError, match="none of MUSE's tables"):
-        run(EvaluateOptions(models=(str(folders / "target"),), benchmark="muse-news", data=tmp_path, device="cpu"))
-    with pytest.raises(InputError, match="documents is not given"):
-        run(EvaluateOptions(models=("x",), benchmark="own"))
+def test_wrong_models_and_data(measured, tmp_path):
+    for models, options, message in (
+        (("missing",), {}, "model is '.*missing': there is no such folder"),
+        (("target",), {"data": tmp_path}, "none of MUSE's tables"),
+        (("target",), {"benchmark": "own"}, "documents is not given"),
+    ):
+        with pytest.raises(InputError, match=message):
+            measured(*models, **options)
 
 
 def test_harness_table_becomes_metrics():
-    content = {
-        "results": {
-            "task": {
-                "alias": "task",
-                "acc,none": 0.5,
-                "acc_stderr,none": 0.1,
-                "exact_match,strict": 0.25,
-                "exact_match_stderr,strict": "N/A",
-            }
-        },
-        "n-samples": {"task": {"original": 9, "effective": 4}},
-        "higher_is_better": {"task": {"acc": True}},
-    }
-    metrics = _as_metrics(content)
+    measures = {"alias": "task", "acc,none": 0.5, "acc_stderr,none": 0.1}
+    measures |= {"exact_match,strict": 0.25, "exact_match_stderr,strict": "N/A"}
+    content = {"results": {"task": measures}, "n-samples": {"task": {"original": 9, "effective": 4}}}
+    metrics = _as_metrics(content | {"higher_is_better": {"task": {"acc": True}}})
     assert set(metrics) == {"task:acc", "task:exact_match:strict"}
     assert metrics["task:acc"].low == pytest.approx(0.304)
     assert metrics["task:acc"].higher_is_better is True
@@ -182,15 +139,15 @@ def test_harness_table_becomes_metrics():
     assert metrics["task:acc"].count == 4
 
 
-@pytest.mark.skipif(importlib.util.find_spec("lm_eval") is not None, reason="lm-eval is installed")
+@pytest.mark.skipif(WITH_HARNESS, reason="lm-eval is installed")
 def test_missing_harness_is_said():
     with pytest.raises(InputError, match="pip install lm-eval"):
         run(EvaluateOptions(models=("micro:target",), lm_eval=("hellaswag",)))
 
 
-@pytest.mark.skipif(importlib.util.find_spec("lm_eval") is None, reason="lm-eval is not installed")
+@pytest.mark.skipif(not WITH_HARNESS, reason="lm-eval is not installed")
 @pytest.mark.filterwarnings("ignore")
-def test_harness_runs_a_local_task(folders, tmp_path):
+def test_harness_runs_a_local_task(measured, tmp_path):
     write(tmp_path / "data.jsonl", [{"q": "To Sherlock", "choices": [" Holmes", " Adler"], "a": 0}] * 3)
     (tmp_path / "local_choice.yaml").write_text(
         "task: local_choice\ndataset_path: json\n"
@@ -199,30 +156,7 @@ def test_harness_runs_a_local_task(folders, tmp_path):
         "doc_to_target: a\ntarget_delimiter: ''\nmetric_list:\n- metric: acc\n",
         encoding="utf-8",
     )
-    content = run(
-        EvaluateOptions(
-            models=(str(folders / "target"),),
-            benchmark="muse-news",
-            data=folders / "muse",
-            lm_eval=("local_choice",),
-            lm_eval_tasks=tmp_path,
-            device="cpu",
-        )
-    )
+    content = measured("target", lm_eval=("local_choice",), lm_eval_tasks=tmp_path)
     assert content["results"][0]["metrics"]["local_choice:acc"]["value"] == 1.0
     with pytest.raises(InputError, match="lm_eval is no_such_task: not among the harness's"):
-        run(
-            EvaluateOptions(
-                models=(str(folders / "target"),),
-                benchmark="muse-news",
-                data=folders / "muse",
-                lm_eval=("no_such_task",),
-                device="cpu",
-            )
-        )
-
-
-def test_evaluate_is_public(reciter, tokenizer):
-    import unteach.evaluation
-
-    assert unteach.evaluation.evaluate is evaluate
+        measured("target", lm_eval=("no_such_task",))

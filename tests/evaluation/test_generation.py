@@ -1,27 +1,30 @@
-"""Batched decoding gives the text of one-by-one decoding, and of Transformers' own `generate`."""
+"""Batched reading and decoding give what one at a time gives, and Transformers' own `generate`; fast paths included."""
 
 import copy
 import random
 
+import numpy as np
 import pytest
 import torch
 from random_models import build_llama
-from transformers import GPT2Config, GPT2LMHeadModel, MistralConfig, MistralForCausalLM
+from transformers import MistralConfig, MistralForCausalLM
 
-from unteach.evaluation import generation
-from unteach.evaluation.decoding import faster_on_cpu
+from tiny_models import tiny_model
+from unteach.evaluation import decoding, generation
+from unteach.evaluation.decoding import RoomyLayer, faster_on_cpu
 from unteach.evaluation.generation import _PromptReader, _shared_length, generate, next_tokens
-from unteach.evaluation.inference import Batching, cut_left, in_batches, stop_ids
-from unteach.models import context_length
+from unteach.evaluation.inference import Batching, cut_left, in_batches, stop_ids, token_logprobs
 
 VOCABULARY = 400
+FAMILIES = {"llama": "llama", "qwen2_bias": "qwen2", "gpt2": "gpt2", "gpt_neox": "gpt_neox"}
+on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 
 
-def random_prompts(count, *, shared=0, seed=0, longest=40):
+def random_prompts(count, *, shared=0, seed=0, longest=40, vocabulary=VOCABULARY):
     generator = random.Random(seed)
-    beginning = [generator.randrange(2, VOCABULARY) for _ in range(shared)]
+    beginning = [generator.randrange(2, vocabulary) for _ in range(shared)]
     return [
-        beginning + [generator.randrange(2, VOCABULARY) for _ in range(generator.randrange(1, longest))]
+        beginning + [generator.randrange(2, vocabulary) for _ in range(generator.randrange(1, longest))]
         for _ in range(count)
     ]
 
@@ -44,18 +47,17 @@ def one_by_one(model, prompts, new, stops=()):
 
 @pytest.mark.parametrize("shared", [pytest.param(0, marks=pytest.mark.slow), 50])
 def test_batched_equals_one_by_one(model, shared, monkeypatch):
-    prompts = random_prompts(17, shared=shared)
-    expected = one_by_one(model, prompts, 24)
-    assert len({tuple(ids) for ids in expected}) > 10  # the model wanders: equality means something
-    for piece_tokens in (1, 64, 1024):
+    prompts = random_prompts(13, shared=shared)
+    expected = one_by_one(model, prompts, 16)
+    assert len({tuple(ids) for ids in expected}) > 8  # the model wanders: equality means something
+    for piece_tokens, batch_size in ((1, 128), (64, 1), (64, 4), (64, 128), (1024, 4), (1024, 128)):
         monkeypatch.setitem(generation._PIECE_TOKENS, "cpu", piece_tokens)
-        for batch_size in (1, 4, 128):
-            assert generate(model, prompts, max_new_tokens=24, batching=Batching(batch_size)) == expected
-    assert generate(model, prompts, max_new_tokens=24, batching=Batching(batch_tokens=150)) == expected
+        assert generate(model, prompts, max_new_tokens=16, batching=Batching(batch_size)) == expected
+    assert generate(model, prompts, max_new_tokens=16, batching=Batching(batch_tokens=150)) == expected
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+@on_a_gpu
 def test_batched_equals_one_by_one_on_a_gpu(model):
     prompts = random_prompts(17, shared=50)
     on_gpu = copy.deepcopy(model).cuda()
@@ -78,6 +80,7 @@ def test_rows_end_at_stop_ids_and_at_their_own_limits(model, monkeypatch):
     limits = [1 + index for index in range(12)]
     monkeypatch.setitem(generation._PIECE_TOKENS, "cpu", 30)
     assert generate(model, prompts, max_new_tokens=limits) == [ids[: k + 1] for k, ids in enumerate(free)]
+    assert generate(model, [], max_new_tokens=3) == []
 
 
 def test_real_end_tokens_inside_a_prompt_are_read(model):
@@ -88,13 +91,9 @@ def test_real_end_tokens_inside_a_prompt_are_read(model):
 
 def test_shared_beginning_is_read_once(model):
     prompts = random_prompts(6, shared=40)
-    assert _shared_length(prompts) >= 40
-    reader = _PromptReader(model, prompts)
-    assert reader.shared == _shared_length(prompts)
-    assert _shared_length([[1, 2, 3]]) == 2
-    assert _shared_length([[1, 2, 3], [1, 2, 3]]) == 2
-    assert _shared_length([[1, 2, 3], [1, 2]]) == 1
-    assert _shared_length([]) == 0
+    assert _PromptReader(model, prompts).shared == _shared_length(prompts) >= 40
+    for prompts, length in (([[1, 2, 3]], 2), ([[1, 2, 3], [1, 2, 3]], 2), ([[1, 2, 3], [1, 2]], 1), ([], 0)):
+        assert _shared_length(prompts) == length
 
 
 def test_sliding_window_models_do_not_share_a_beginning():
@@ -117,15 +116,6 @@ def test_sliding_window_models_do_not_share_a_beginning():
     assert generate(mistral, prompts, max_new_tokens=12) == one_by_one(mistral, prompts, 12)
 
 
-def test_learned_positions():
-    torch.manual_seed(0)
-    config = GPT2Config(vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=4, n_positions=128, initializer_range=0.3)
-    gpt = GPT2LMHeadModel(config).eval()
-    prompts = random_prompts(9, shared=35)
-    assert context_length(gpt) == 128
-    assert generate(gpt, prompts, max_new_tokens=12) == one_by_one(gpt, prompts, 12)
-
-
 def test_model_and_random_state_are_left_as_found(model):
     training = copy.deepcopy(model).train()
     training.model.layers[0].eval()
@@ -134,7 +124,10 @@ def test_model_and_random_state_are_left_as_found(model):
     torch.manual_seed(5)
     state = torch.random.get_rng_state()
     weights = {name: value.clone() for name, value in training.state_dict().items()}
-    generate(training, random_prompts(3), max_new_tokens=4)
+    done = []
+    generate(training, random_prompts(10), max_new_tokens=2, batching=Batching(4, advance=done.append))
+    token_logprobs(training, [[3, 4], [5, 6, 7]], batching=Batching(advance=done.append))
+    assert done == [4, 4, 2, 2]  # progress counts every item
     assert [module.training for module in training.modules()] == modes
     assert training.config._attn_implementation == implementation
     assert torch.equal(torch.random.get_rng_state(), state)
@@ -164,27 +157,37 @@ def test_next_tokens(model):
     with torch.no_grad():
         expected = torch.stack([model(torch.tensor([prompt])).logits[0, -1, [7, 5, 300]] for prompt in prompts])
     torch.testing.assert_close(scores, expected, rtol=1e-4, atol=1e-4)
-
-
-def test_progress_counts_every_prompt(model):
-    done = []
-    generate(model, random_prompts(10), max_new_tokens=2, batching=Batching(4, advance=done.append))
-    assert done == [4, 4, 2]
+    assert [found.shape for found in next_tokens(model, [], [7, 5])] == [(0,), (0, 2)]
 
 
 @pytest.mark.parametrize(
-    ("prompts", "new", "message"),
+    "options", [{}, {"batching": Batching(2)}, {"positions": 32}, {"positions": 8}, {"positions": 1}]
+)
+def test_log_probabilities_equal_those_of_one_text_at_a_time(model, options):
+    generator = torch.Generator().manual_seed(0)
+    texts = [torch.randint(0, 400, (length,), generator=generator).tolist() for length in (2, 30, 7, 31, 50, 2)]
+    for text, values in zip(texts, token_logprobs(model, texts, **options), strict=True):
+        with torch.no_grad():
+            logits = model(torch.tensor([text])).logits[0].double().log_softmax(-1)
+        expected = np.array([logits[place, token].item() for place, token in enumerate(text[1:])])
+        np.testing.assert_allclose(values, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "options", "message"),
     [
-        ([[3], []], 4, "prompt 1 has no tokens"),
-        ([[3] * 250], 7, "prompt 0 has 250 tokens and 7 are to follow, but the model's context is 256"),
-        ([[3]], 0, "max_new_tokens is 0"),
+        ([[3], []], {"max_new_tokens": 4}, "prompt 1 has no tokens"),
+        ([[3] * 250], {"max_new_tokens": 7}, "prompt 0 has 250 tokens and 7 are to follow, but the model's context is"),
+        ([[3]], {"max_new_tokens": 0}, "max_new_tokens is 0"),
+        ([[3]], {"max_new_tokens": 1, "batching": Batching(0)}, "batch_size is 0"),
+        ([[3, 4], [3]], {}, r"text 1 has 1 token\(s\): at least 2"),
+        ([[]], {}, r"text 0 has 0 token\(s\)"),
+        ([[3] * 257], {}, "text 0 has 257 tokens, but the model's context is 256"),
     ],
 )
-def test_refusals(model, prompts, new, message):
+def test_refusals(model, prompts, options, message):
     with pytest.raises(ValueError, match=message):
-        generate(model, prompts, max_new_tokens=new)
-    with pytest.raises(ValueError, match="batch_size is 0"):
-        generate(model, [[3]], max_new_tokens=1, batching=Batching(0))
+        (generate if options else token_logprobs)(model, prompts, **options)
 
 
 def test_nan_weights_are_an_error(model):
@@ -192,10 +195,8 @@ def test_nan_weights_are_an_error(model):
     broken.lm_head.weight.data[3] = float("nan")
     with pytest.raises(ValueError, match="logits are NaN"):
         generate(broken, [[3, 4]], max_new_tokens=2)
-
-
-def test_no_prompts(model):
-    assert generate(model, [], max_new_tokens=3) == []
+    with pytest.raises(ValueError, match="log-probabilities of text 0 are NaN"):
+        token_logprobs(broken, [[3, 4]])
 
 
 def test_long_prompts_lose_their_oldest_tokens():
@@ -206,28 +207,123 @@ def test_long_prompts_lose_their_oldest_tokens():
 
 
 def test_stop_ids_come_from_the_generation_settings_first(model, tokenizer):
-    assert stop_ids(model, tokenizer) == {1}
     other = copy.deepcopy(model)
-    other.generation_config.eos_token_id = [5, 6]
-    assert stop_ids(other, tokenizer) == {5, 6}
-    other.generation_config.eos_token_id = None
-    assert stop_ids(other, tokenizer) == {1}
+    for ends, expected in ((1, {1}), ([5, 6], {5, 6}), (None, {1})):
+        other.generation_config.eos_token_id = ends
+        assert stop_ids(other, tokenizer) == expected
 
 
 def test_batches_are_halved_when_memory_runs_out():
     seen = []
 
-    def run(group):
-        if len(group) > 2:
+    def run(group, most=2):
+        if len(group) > most:
             raise torch.OutOfMemoryError("too much")
         seen.append(group)
+        return [f"item {index}" for index in group]
 
-    in_batches([5, 1, 4, 2, 3], run, Batching(5), 100)
-    assert sorted(index for group in seen for index in group) == [0, 1, 2, 3, 4]
+    assert in_batches([5, 1, 4, 2, 3], run, Batching(5), 100) == [f"item {index}" for index in range(5)]
     assert seen[0] == [0, 2]  # longest first
-
-    def never(group):
-        raise torch.OutOfMemoryError("too much")
-
     with pytest.raises(torch.OutOfMemoryError):
-        in_batches([5, 1], never, Batching(2), 100)
+        in_batches([5, 1], lambda group: run(group, most=0), Batching(2), 100)
+
+
+def wandering_model(name):
+    """A tiny model with weights so large that its text depends on all of the prompt."""
+    model = tiny_model(name)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(20)
+    return model
+
+
+PROMPTS = random_prompts(9, longest=20, vocabulary=300)
+
+
+@pytest.fixture
+def fixed(monkeypatch):
+    """Fixed steps are taken on a CPU too; the list counts them."""
+    used = []
+
+    def allowed(model, cache, steps):
+        used.append(steps)
+        return all(type(layer) is RoomyLayer for layer in cache.layers)
+
+    return lambda: monkeypatch.setattr(generation, "can_fix", allowed) or used
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_fixed_steps_write_the_same(name, fixed):
+    model = wandering_model(name)
+    assert model.config.model_type == FAMILIES[name]
+    assert set(FAMILIES.values()) == decoding.FAMILIES, "every family is tried"
+    usual = generate(model, PROMPTS, max_new_tokens=40)
+    assert len({tuple(ids) for ids in usual}) > 5
+    assert [ids[:9] for ids in usual[:4]] == one_by_one(model, PROMPTS[:4], 9)
+    used = fixed()
+    assert generate(model, PROMPTS, max_new_tokens=40) == usual
+    assert used == [39]
+
+
+def test_fixed_rows_end_at_their_limits_at_stop_ids_and_at_the_context(fixed):
+    model = wandering_model("gpt2")  # with learned positions: none may be asked for beyond the context of 64
+    limits = [64 - len(prompt) if number % 2 else 3 for number, prompt in enumerate(PROMPTS)]
+    stops = {generate(model, PROMPTS[1:2], max_new_tokens=40)[0][20]}
+    usual = generate(model, PROMPTS, max_new_tokens=limits, stop_ids=stops)
+    first = [ids[:1] for ids in generate(model, PROMPTS, max_new_tokens=9)]
+    fixed()
+    assert generate(model, PROMPTS, max_new_tokens=limits, stop_ids=stops) == usual
+    assert generate(model, PROMPTS, max_new_tokens=1) == first
+    calls = []
+    model.register_forward_hook(lambda *arguments: calls.append(1))
+    assert generate(model, PROMPTS[:1], max_new_tokens=40, stop_ids=first[0]) == [[]]
+    assert len(calls) == 1, "it stops when all rows have ended"
+
+
+def test_steps_are_fixed_only_where_every_step_does_the_same():
+    config = tiny_model("llama").config
+    cache = type("Cache", (), {"layers": [RoomyLayer(torch.zeros(1, 1, 8, 1), torch.zeros(1, 1, 8, 1), 4)]})
+    assert not decoding.can_fix(tiny_model("llama"), cache, 100), "not on a CPU"
+    assert all(decoding.has_steady_steps(tiny_model(name).config) for name in FAMILIES)
+    for changes in (
+        {"rope_parameters": {**config.rope_parameters, "rope_type": "dynamic"}},
+        {"rope_parameters": {**config.rope_parameters, "rope_type": "longrope"}},
+        {"_attn_implementation": "flash_attention_2"},  # would read the mask in another way
+    ):
+        other = copy.deepcopy(config)
+        for name, value in changes.items():
+            setattr(other, name, value)
+        assert not decoding.has_steady_steps(other)
+
+
+@pytest.mark.gpu
+@on_a_gpu
+def test_a_model_that_waits_for_the_gpu_is_decoded_without_a_graph(recwarn):
+    model = wandering_model("llama")
+    usual = generate(model, PROMPTS, max_new_tokens=40)
+    on_gpu = copy.deepcopy(model).cuda()
+    on_gpu.register_forward_pre_hook(lambda *arguments: torch.ones(1, device="cuda").item() and None)
+    for _ in range(2):
+        assert generate(on_gpu, PROMPTS, max_new_tokens=40) == usual
+    assert [str(warning.message).startswith("decoding without a CUDA graph") for warning in recwarn] == [True]
+    assert generate(copy.deepcopy(model).cuda(), PROMPTS, max_new_tokens=40) == usual  # graphs still work
+
+
+@pytest.mark.gpu
+@on_a_gpu
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_replayed_graph_writes_the_same(name, monkeypatch):
+    model = wandering_model(name)
+    usual = generate(model, PROMPTS, max_new_tokens=40)
+    on_gpu = copy.deepcopy(model).cuda()
+    counted = []
+    monkeypatch.setattr(
+        generation, "fixed_steps", lambda *arguments: counted.append(1) or decoding.fixed_steps(*arguments)
+    )
+    assert generate(on_gpu, PROMPTS, max_new_tokens=40) == usual
+    assert counted == [1]
+    with torch.no_grad():
+        for parameter in on_gpu.parameters():
+            parameter.mul_(1.01)  # a graph belongs to one call: other weights give other text
+    assert generate(on_gpu, PROMPTS, max_new_tokens=40) == generate(on_gpu.cpu(), PROMPTS, max_new_tokens=40)

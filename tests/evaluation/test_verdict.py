@@ -1,18 +1,15 @@
 """Four questions and their answers: never a ✓ that hides a ✗, never an answer without a measurement."""
 
-from __future__ import annotations
-
 import json
-import subprocess
-import sys
 
 import pytest
 
-from unteach.evaluation.statistics import Metric
+from unteach.evaluation.formulas import Metric
+from unteach.evaluation.metrics import LOSS_AUC
+from unteach.evaluation.metrics import RAW_AUC as AUC
 from unteach.evaluation.verdict import judge, lines, sentence, stop_scores
 from unteach.job.card import model_card
 
-AUC, LOSS_AUC = "auc_forget_holdout_min_40", "auc_forget_holdout_ppl"
 BEFORE = {
     "verbmem_f": 99.0, "knowmem_f": 90.0, AUC: 0.0, LOSS_AUC: 0.0, "nll_general": 3.46, "nll_retain": 0.1,
     "verbmem_r": 99.0, "knowmem_r": 92.0, "degenerate": 0.2, "verbmem_holdout": 17.0,
@@ -22,11 +19,11 @@ AFTER = BEFORE | {"verbmem_f": 17.2, "knowmem_f": 2.9, AUC: 0.52, LOSS_AUC: 0.51
 
 
 def scored(values):
-    spreads = {name: 0.03 if name.startswith("auc") else 1.5 for name in values}
+    known = {
+        name: (value, 0.03 if name.startswith("auc") else 1.5) for name, value in values.items() if value is not None
+    }
     return {
-        name: Metric(value, value - spreads[name], value + spreads[name], 60, None, "")
-        for name, value in values.items()
-        if value is not None
+        name: Metric(value, value - spread, value + spread, 60, None, "") for name, (value, spread) in known.items()
     }
 
 
@@ -73,13 +70,10 @@ def test_one_thing_wrong_is_one_cross(change, place, words):
     assert words in found[place].line
 
 
-@pytest.mark.parametrize(
-    ("change", "place"),
-    [({"nll_retain": 0.6}, 3), ({"verbmem_r": 89.0}, 3), ({"knowmem_r": 82.9}, 3), ({"degenerate": 5.2}, 3),
-     ({"nll_general": 3.56}, 3), ({"verbmem_f": 19.0}, 0), ({"knowmem_f": 4.7}, 1), ({AUC: 0.64}, 2)],
-)  # fmt: skip
-def test_what_is_just_within_its_limit_is_as_it_should_be(change, place):
-    assert answers(change)[place].answer is True
+def test_what_is_just_within_its_limit_is_as_it_should_be():
+    within = {"nll_retain": 0.6, "verbmem_r": 89.0, "knowmem_r": 82.9, "degenerate": 5.2, "nll_general": 3.56}
+    within |= {"verbmem_f": 19.0, "knowmem_f": 4.7, AUC: 0.64}
+    assert [finding.answer for finding in answers(within)] == [True] * 4
 
 
 @pytest.mark.parametrize(
@@ -145,8 +139,3 @@ def test_a_card_says_the_same_and_that_a_run_failed():
     card = model_card(**given, scores=scores | {"reference": REFERENCE})
     assert absent not in card
     assert "# m with 3 documents unlearned\n" in card
-
-
-def test_a_verdict_needs_neither_torch_nor_what_draws():
-    code = "import sys, unteach.evaluation.verdict; assert not {'torch', 'matplotlib', 'jinja2'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True)

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from unteach.errors import InputError
+from unteach.evaluation.formulas import Metric
 from unteach.evaluation.scores import Scores
-from unteach.evaluation.statistics import Metric
 from unteach.experiments.demo import DemoOptions, run
 
 METRICS = ("verbmem_f", "knowmem_f", "knowmem_r", "privleak", "nll_general", "degenerate")

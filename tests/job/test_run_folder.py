@@ -11,8 +11,8 @@ import pytest
 
 from unteach.config import ForgetConfig
 from unteach.errors import InputError
+from unteach.evaluation.formulas import Metric
 from unteach.evaluation.scores import Scores
-from unteach.evaluation.statistics import Metric
 from unteach.job import run_forget
 from unteach.job.run_folder import TRACKERS, SharedScores, StepLog
 

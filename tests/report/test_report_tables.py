@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from run_folders import ENDS, RETRAINED, TARGET, make_references, make_run, result, write_json
 
-from unteach.evaluation.statistics import Metric
+from unteach.evaluation.formulas import Metric
 from unteach.report.exports import csv_cell, csv_table
 from unteach.report.load import load
 from unteach.report.style import look

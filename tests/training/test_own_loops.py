@@ -11,7 +11,7 @@ from test_loop import METHOD, make, run, same
 import unteach
 from steps import pull_of
 from unteach.errors import Interrupted
-from unteach.evaluation.repetition import longest_loop
+from unteach.evaluation.formulas import longest_loop
 from unteach.method.losses import LOSSES
 from unteach.method.vocab_head import Head
 from unteach.training.passes import LogOddsOfModel, Reading, forget_term, hidden_states

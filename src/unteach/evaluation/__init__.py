@@ -4,19 +4,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from unteach.evaluation.membership import membership_auc, min_k, privleak
-    from unteach.evaluation.repetition import is_degenerate
-    from unteach.evaluation.rouge import rouge_l
-    from unteach.evaluation.scores import Scores
-    from unteach.evaluation.suite import evaluate
+    from unteach.evaluation.formulas import is_degenerate, membership_auc, min_k, privleak, rouge_l
+    from unteach.evaluation.scores import Scores, evaluate
 
 __all__ = ["Scores", "evaluate", "is_degenerate", "membership_auc", "min_k", "privleak", "rouge_l"]
-
-_HOMES = {"Scores": "scores", "evaluate": "suite", "is_degenerate": "repetition", "rouge_l": "rouge"}
 
 
 def __getattr__(name: str) -> Any:
     """Public names are imported at their first use: a report, which reads no model, does not wait for torch."""
     if name not in __all__:
         raise AttributeError(f"module 'unteach.evaluation' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"unteach.evaluation.{_HOMES.get(name, 'membership')}"), name)
+    home = "scores" if name in ("Scores", "evaluate") else "formulas"
+    return getattr(importlib.import_module(f"unteach.evaluation.{home}"), name)

@@ -8,17 +8,23 @@ import importlib.util
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
+
+import torch
+from rich.table import Table
 
 from unteach.config import resolved_device
+from unteach.corpora import Benchmark
+from unteach.corpora.catalog import NAMES, add_multiple_choice, load_benchmark
+from unteach.corpora.own import own_benchmark, read_questions
+from unteach.data.documents import read_documents
 from unteach.errors import InputError
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from unteach.corpora import Benchmark
-    from unteach.evaluation.scores import Scores
-    from unteach.evaluation.statistics import Metric
+from unteach.evaluation.formulas import Metric
+from unteach.evaluation.inference import evaluating
+from unteach.evaluation.metrics import columns
+from unteach.evaluation.scores import SCHEMA, Scores, evaluate, write_json
+from unteach.models import find_folder, load_model
+from unteach.models.load import weight_files
 
 _GENERAL_TEXTS = 200
 _GENERAL_BYTES = 4_000_000
@@ -86,10 +92,8 @@ def run(options: EvaluateOptions) -> dict[str, Any]:
     Raises:
         InputError: with every problem of the options found.
     """
-    from unteach.evaluation.scores import SCHEMA, write_json
-
     _check(options)
-    reference = options.reference_auc if options.reference is None else _reference(options)
+    reference = options.reference_auc if options.reference is None else _reference(options, options.reference)
     results = [_evaluate(options, name, reference).to_dict() for name in options.models]
     content = {"schema": SCHEMA, "results": results}
     if options.out is not None:
@@ -99,34 +103,31 @@ def run(options: EvaluateOptions) -> dict[str, Any]:
 
 def _check(options: EvaluateOptions) -> None:
     """Report everything wrong with the options at once."""
-    from unteach.corpora.catalog import NAMES
-
+    given = {name: value for name, value in vars(options).items() if value is not None}
+    benchmark, own = options.benchmark, options.benchmark == "own"
     problems = []
     if not options.models:
         problems.append("models is empty: name at least one model folder, Hugging Face id or micro:NAME")
-    if options.benchmark not in (benchmarks := (*NAMES, "own")):
-        problems.append(f"benchmark is {options.benchmark!r}: allowed are {', '.join(benchmarks)}")
-    if options.benchmark == "own" and options.documents is None:
+    if benchmark not in (*NAMES, "own"):
+        problems.append(f"benchmark is {benchmark!r}: allowed are {', '.join((*NAMES, 'own'))}")
+    if own and "documents" not in given:
         problems.append("documents is not given: the benchmark own needs the documents that were to be forgotten")
-    if options.benchmark != "own":
-        for name in ("documents", "holdout", "questions", "retain_questions"):
-            if getattr(options, name) is not None:
-                problems.append(f"{name} is given, but the benchmark is {options.benchmark!r}: set benchmark to own")
+    for name in ("documents", "holdout", "questions", "retain_questions"):
+        if name in given and not own:
+            problems.append(f"{name} is given, but the benchmark is {benchmark!r}: set benchmark to own")
     for name in ("data", "mmlu", "lm_eval_tasks"):
-        folder = getattr(options, name)
-        if folder is not None and not folder.is_dir():
-            problems.append(f"{name} is {str(folder)!r}: there is no such folder")
+        if name in given and not given[name].is_dir():
+            problems.append(f"{name} is {str(given[name])!r}: there is no such folder")
     for name in ("questions", "retain_questions"):
-        file = getattr(options, name)
-        if file is not None and not file.is_file():
-            problems.append(f"{name} is {str(file)!r}: there is no such file")
-    if options.reference is not None and options.reference_auc is not None:
+        if name in given and not given[name].is_file():
+            problems.append(f"{name} is {str(given[name])!r}: there is no such file")
+    if "reference" in given and "reference_auc" in given:
         problems.append("reference and reference_auc are both given: give one of them")
-    if options.reference_auc is not None and not 0 < options.reference_auc <= 1:
+    if not 0 < given.get("reference_auc", 1) <= 1:
         problems.append(f"reference_auc is {options.reference_auc}: a number above 0 and at most 1 is needed")
     for name in ("limit", "batch_size"):
-        if getattr(options, name) is not None and getattr(options, name) < 1:
-            problems.append(f"{name} is {getattr(options, name)}: at least 1 is needed")
+        if given.get(name, 1) < 1:
+            problems.append(f"{name} is {given[name]}: at least 1 is needed")
     if options.lm_eval and importlib.util.find_spec("lm_eval") is None:
         problems.append("lm_eval names tasks, but the package is missing: pip install lm-eval")
     if options.out is not None and options.out.is_dir():
@@ -135,14 +136,11 @@ def _check(options: EvaluateOptions) -> None:
         raise InputError(problems)
 
 
-def _reference(options: EvaluateOptions) -> "Scores":
+def _reference(options: EvaluateOptions, reference: str) -> Scores:
     """The reference's scores: read from a file, or measured (membership and TOFU only)."""
-    from unteach.evaluation.scores import Scores
-
-    assert options.reference is not None
-    path = Path(options.reference).expanduser()
+    path = Path(reference).expanduser()
     if not path.is_file():
-        return _evaluate(options, options.reference, None, measurements=("privleak", "tofu"), option="reference")
+        return _evaluate(options, reference, None, measurements=("privleak", "tofu"), option="reference")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         found = [Scores.from_dict(result) for result in content.get("results", [content])]
@@ -156,31 +154,25 @@ def _reference(options: EvaluateOptions) -> "Scores":
 def _evaluate(
     options: EvaluateOptions,
     name: str,
-    reference: "Scores | float | None",
+    reference: Scores | float | None,
     *,
     measurements: tuple[str, ...] | None = None,
     option: str = "model",
-) -> "Scores":
+) -> Scores:
     """Load one model, measure it, and let go of it."""
-    import torch
-
-    from unteach.evaluation.suite import evaluate
-    from unteach.models import find_folder, load_model
-
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[options.precision]
     device = str(resolved_device(options.device))
     model, tokenizer = load_model(name, dtype=dtype, device=device, option=option)
     try:
-        benchmark = _benchmark(options, tokenizer)
         scores = evaluate(
             model,
             tokenizer,
-            benchmark,
+            _benchmark(options, tokenizer),
             reference_scores=reference,
             measurements=measurements,
             batch_size=options.batch_size,
             seed=options.seed,
-            name=_short_name(name),
+            name=name if name.startswith("micro:") else Path(name).expanduser().resolve().name,
             model_name=name,
         )
         if options.lm_eval and measurements is None:
@@ -198,14 +190,9 @@ def _evaluate(
     return scores.replace(settings=settings, model_sha256=hash_weights(find_folder(name)))
 
 
-def _benchmark(options: EvaluateOptions, tokenizer: Any) -> "Benchmark":
+def _benchmark(options: EvaluateOptions, tokenizer: Any) -> Benchmark:
     """The benchmark with everything the options add to it."""
-    from unteach.corpora.catalog import add_multiple_choice, load_benchmark
-    from unteach.data.documents import read_documents
-
     if options.benchmark == "own":
-        from unteach.corpora.own import own_benchmark, read_questions
-
         assert options.documents is not None
         benchmark = own_benchmark(
             tokenizer,
@@ -225,7 +212,7 @@ def _benchmark(options: EvaluateOptions, tokenizer: Any) -> "Benchmark":
     return benchmark if options.limit is None else benchmark.first(options.limit)
 
 
-def run_harness(model: Any, tokenizer: Any, options: EvaluateOptions) -> "dict[str, Metric]":
+def run_harness(model: Any, tokenizer: Any, options: EvaluateOptions) -> dict[str, Metric]:
     """Run tasks of EleutherAI's lm-evaluation-harness (the optional package `lm-eval`).
 
     Returns:
@@ -235,8 +222,6 @@ def run_harness(model: Any, tokenizer: Any, options: EvaluateOptions) -> "dict[s
     from lm_eval import simple_evaluate
     from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager
-
-    from unteach.evaluation.inference import evaluating
 
     folder = options.lm_eval_tasks
     manager = TaskManager(include_path=None if folder is None else str(folder))
@@ -257,41 +242,26 @@ def run_harness(model: Any, tokenizer: Any, options: EvaluateOptions) -> "dict[s
     return _as_metrics(content)
 
 
-def _as_metrics(content: Any) -> "dict[str, Metric]":
+def _as_metrics(content: Any) -> dict[str, Metric]:
     """The harness's table as metrics. Its keys read `<measure>,<filter>` and `<measure>_stderr,<filter>`."""
-    from unteach.evaluation.statistics import Metric
-
     metrics: dict[str, Metric] = {}
     for task, values in content["results"].items():
-        count = content.get("n-samples", {}).get(task, {}).get("effective", 0)
+        count = int(content.get("n-samples", {}).get(task, {}).get("effective", 0))
         better = content.get("higher_is_better", {}).get(task, {})
         for key, value in values.items():
             measure, _, selection = key.partition(",")
             if not selection or measure.endswith("_stderr") or not isinstance(value, int | float):
                 continue
             error = values.get(f"{measure}_stderr,{selection}")
-            spread = 1.96 * error if isinstance(error, int | float) else None
+            known = isinstance(error, int | float)
+            low, high = (value - 1.96 * error, value + 1.96 * error) if known else (None, None)
             name = f"{task}:{measure}" if selection == "none" else f"{task}:{measure}:{selection}"
-            metrics[name] = Metric(
-                value=float(value),
-                low=None if spread is None else value - spread,
-                high=None if spread is None else value + spread,
-                count=int(count),
-                higher_is_better=better.get(measure),
-                unit="lm-eval",
-            )
+            metrics[name] = Metric(float(value), low, high, count, better.get(measure), unit="lm-eval")
     return metrics
-
-
-def _short_name(name: str) -> str:
-    """A model's name without the folders before it."""
-    return name if name.startswith("micro:") else Path(name).expanduser().resolve().name
 
 
 def hash_weights(folder: Path) -> str:
     """Hash of a model's weights files: equal for byte-equal files of the same names."""
-    from unteach.models.load import weight_files
-
     digest = hashlib.sha256()
     for file in weight_files(folder):
         digest.update(file.encode() + b"\0")
@@ -300,20 +270,16 @@ def hash_weights(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def as_table(content: dict[str, Any]) -> "Table":
+def as_table(content: dict[str, Any]) -> Table:
     """The main metrics of all results side by side, for a terminal; intervals in brackets."""
-    from rich.table import Table
-
-    from unteach.evaluation.metrics import columns
-
     results = content["results"]
-    measured = [name for name in columns() if any(name in result["metrics"] for result in results)]
-    others = sorted({key for result in results for key in result["metrics"] if ":" in key or key.startswith("tofu_")})
+    measured = {name for result in results for name in result["metrics"]}
+    others = sorted(name for name in measured if ":" in name or name.startswith("tofu_"))
     table = Table(title=results[0]["benchmark"]["name"])
     table.add_column("metric")
     for result in results:
         table.add_column(result["name"], justify="right")
-    for name in [*measured, *others]:
+    for name in [*(name for name in columns() if name in measured), *others]:
         table.add_row(name, *(_cell(result["metrics"].get(name)) for result in results))
     return table
 
@@ -322,7 +288,5 @@ def _cell(metric: dict[str, Any] | None) -> str:
     if metric is None:
         return "–"
     digits = 1 if metric["unit"] == "percent" else 3
-    value = f"{metric['value']:.{digits}f}"
-    if metric["low"] is None:
-        return value
-    return f"{value} ({metric['low']:.{digits}f} to {metric['high']:.{digits}f})"
+    interval = "" if metric["low"] is None else f" ({metric['low']:.{digits}f} to {metric['high']:.{digits}f})"
+    return f"{metric['value']:.{digits}f}{interval}"

@@ -36,8 +36,6 @@ from unteach.errors import first_line
 from unteach.models import context_length
 from unteach.models.distributed import has_shards
 
-__all__ = ["Collector", "can_fix", "faster_on_cpu", "fixed_steps", "has_steady_steps", "is_plain"]
-
 NAME = "unteach_grouped"
 FAMILIES = frozenset({"gpt2", "gpt_neox", "llama", "qwen2"})
 """Models that read a finished mask and given positions, and nothing else; others decode in the usual way."""
@@ -78,8 +76,8 @@ AttentionMaskInterface.register(NAME, sdpa_mask)
 def faster_on_cpu(model: Any) -> Iterator[None]:
     """Inside the block the model uses `grouped_attention` where that pays; afterwards what it used before."""
     config = model.config.get_text_config()
-    heads, key_heads = (getattr(config, name, None) for name in ("num_attention_heads", "num_key_value_heads"))
-    shares = heads is not None and key_heads is not None and key_heads < heads
+    heads = getattr(config, "num_attention_heads", None) or 0
+    shares = (getattr(config, "num_key_value_heads", None) or heads) < heads
     before = getattr(config, "_attn_implementation", None)
     if model.device.type != "cpu" or before != "sdpa" or not shares:
         yield
@@ -92,30 +90,40 @@ def faster_on_cpu(model: Any) -> Iterator[None]:
 
 
 class RoomyLayer(DynamicLayer):
-    """Keys and values of one layer as views into larger buffers [B, H, columns, D]."""
+    """Keys and values of one layer as views into larger buffers [B, H, S, D]."""
 
     def __init__(self, key_buffer: Tensor, value_buffer: Tensor, length: int) -> None:
         super().__init__()
-        self.dtype, self.device = key_buffer.dtype, key_buffer.device
-        self.is_initialized = True
-        self._set(key_buffer, value_buffer, length)
-
-    def _set(self, key_buffer: Tensor, value_buffer: Tensor, length: int) -> None:
+        self.dtype, self.device, self.is_initialized = key_buffer.dtype, key_buffer.device, True
         self.key_buffer, self.value_buffer = key_buffer, value_buffer
-        self.keys, self.values = key_buffer[:, :, :length], value_buffer[:, :, :length]
+        self.place: Tensor | None = None
+        self._show(length)
+
+    def _show(self, length: int | None) -> None:
+        self.keys, self.values = self.key_buffer[:, :, :length], self.value_buffer[:, :, :length]
+
+    def fix(self, place: Tensor) -> None:
+        """From now on a step writes the one column `place` and reads all."""
+        self.place = place
+        self._show(None)
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Add new keys and values [B, H, new, D] and return all so far."""
+        if self.place is not None:
+            self.keys.index_copy_(2, self.place, key_states)
+            self.values.index_copy_(2, self.place, value_states)
+            return self.keys, self.values
         start = self.keys.shape[2]
         end = start + key_states.shape[2]
         self.key_buffer[:, :, start:end] = key_states
         self.value_buffer[:, :, start:end] = value_states
-        self._set(self.key_buffer, self.value_buffer, end)
+        self._show(end)
         return self.keys, self.values
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep only these rows."""
-        self._set(self.key_buffer[indices], self.value_buffer[indices], self.keys.shape[2])
+        self.key_buffer, self.value_buffer = self.key_buffer[indices], self.value_buffer[indices]
+        self._show(self.keys.shape[2])
 
 
 def is_plain(cache: Any) -> bool:
@@ -132,24 +140,20 @@ class Collector:
 
     def __init__(self, rows: int, shared: int, width: int, room: int) -> None:
         self.rows, self.shared, self.end, self.room = rows, shared, shared + width, room
-        self.buffers: list[tuple[Tensor, Tensor]] = []
         self.cache: Any = None
 
     def add(self, cache: Any, rows: Sequence[int]) -> None:
         """Take over the cache of one piece."""
-        if not self.buffers:
-            self.cache = cache
-            for layer in cache.layers:
-                shape = (self.rows, layer.keys.shape[1], self.end + self.room)
-                self.buffers.append(
-                    (
-                        layer.keys.new_zeros(*shape, layer.keys.shape[3]),
-                        layer.values.new_zeros(*shape, layer.values.shape[3]),
-                    )
-                )
-        where = torch.tensor(list(rows), device=self.buffers[0][0].device)
-        for layer, buffers in zip(cache.layers, self.buffers, strict=True):
-            for buffer, piece in zip(buffers, (layer.keys, layer.values), strict=True):
+        pieces = [(layer.keys, layer.values) for layer in cache.layers]
+        if self.cache is None:
+            self.cache, columns = cache, self.end + self.room
+            self.buffers = [
+                [piece.new_zeros(self.rows, piece.shape[1], columns, piece.shape[3]) for piece in pair]
+                for pair in pieces
+            ]
+        where = torch.tensor(list(rows), device=pieces[0][0].device)
+        for buffers, pair in zip(self.buffers, pieces, strict=True):
+            for buffer, piece in zip(buffers, pair, strict=True):
                 own = piece.shape[2] - self.shared
                 buffer[where, :, : self.shared] = piece[:, :, : self.shared]
                 buffer[where, :, self.end - own : self.end] = piece[:, :, self.shared :]
@@ -158,22 +162,6 @@ class Collector:
         """The cache of the whole batch."""
         self.cache.layers = [RoomyLayer(keys, values, self.end) for keys, values in self.buffers]
         return self.cache
-
-
-class FixedLayer(DynamicLayer):
-    """Keys and values of one layer, of which a step writes one column and reads all."""
-
-    def __init__(self, keys: Tensor, values: Tensor, place: Tensor) -> None:
-        super().__init__()
-        self.dtype, self.device = keys.dtype, keys.device
-        self.is_initialized = True
-        self.keys, self.values, self.place = keys, values, place
-
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Write keys and values [B, H, 1, D] to the column of this step and return all columns."""
-        self.keys.index_copy_(2, self.place, key_states)
-        self.values.index_copy_(2, self.place, value_states)
-        return self.keys, self.values
 
 
 def can_fix(model: Any, cache: Any, steps: int) -> bool:
@@ -189,8 +177,7 @@ def can_fix(model: Any, cache: Any, steps: int) -> bool:
 
 def has_steady_steps(config: Any) -> bool:
     """Whether a model reads a finished mask, and does the same at every position."""
-    rope = getattr(config, "rope_parameters", None) or {}
-    kind = rope.get("rope_type", "default")
+    kind = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
     return (
         getattr(config, "model_type", None) in FAMILIES
         and getattr(config, "_attn_implementation", None) in ("sdpa", "eager")
@@ -202,21 +189,17 @@ def has_steady_steps(config: Any) -> bool:
 def fixed_steps(
     model: Any, tokens: Tensor, cache: Any, mask: Tensor, positions: Tensor, steps: int
 ) -> Iterator[list[list[int]]]:
-    """Decode greedily, a few steps at a time.
-
-    Yields:
-        The next tokens, a list of B ids for each step.
-    """
+    """Decode greedily, a few steps at a time; yields lists of B ids, one for each step."""
     columns = cache.layers[0].key_buffer.shape[2]
     place = torch.tensor([mask.shape[1]], device=mask.device)
     count = torch.zeros_like(place)
     written = tokens.new_zeros(len(tokens), steps)
     tokens, positions = tokens[:, None].clone(), positions[:, None].clone()
-    added = torch.full(
-        (len(tokens), 1, 1, columns), torch.finfo(model.dtype).min, dtype=model.dtype, device=mask.device
-    )
+    hidden = torch.finfo(model.dtype).min
+    added = torch.full((len(tokens), 1, 1, columns), hidden, dtype=model.dtype, device=mask.device)
     added[:, 0, 0, : mask.shape[1]].masked_fill_(mask.bool(), 0.0)
-    cache.layers = [FixedLayer(layer.key_buffer, layer.value_buffer, place) for layer in cache.layers]
+    for layer in cache.layers:
+        layer.fix(place)
     last = context_length(model) - 1
 
     def step() -> None:
@@ -265,7 +248,13 @@ def _recorded(model: Any, step: Callable[[], None], changed: tuple[Tensor, ...])
             put_back()
             if torch.cuda.mem_get_info(device)[0] < _ROOM:
                 torch.cuda.empty_cache()
-            run = _capture(step)
+            graph = torch.cuda.CUDAGraph()
+            graph.capture_begin()
+            try:
+                step()
+            finally:
+                graph.capture_end()
+            run = graph.replay
         except RuntimeError as error:
             put_back()
             _not_recorded.add(model)
@@ -273,16 +262,6 @@ def _recorded(model: Any, step: Callable[[], None], changed: tuple[Tensor, ...])
             warnings.warn(f"decoding without a CUDA graph, which is slower: {reason}", stacklevel=2)
     stream_before.wait_stream(stream)
     return run
-
-
-def _capture(step: Callable[[], None]) -> Callable[[], None]:
-    graph = torch.cuda.CUDAGraph()
-    graph.capture_begin()
-    try:
-        step()
-    finally:
-        graph.capture_end()
-    return graph.replay
 
 
 @functools.cache

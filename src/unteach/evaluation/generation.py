@@ -46,33 +46,28 @@ def generate(
 
     Args:
         model: a Hugging Face causal language model. Its mode (train or eval) is the same afterwards.
-        prompts: token ids of each prompt; none may be empty.
+        prompts: token ids of each prompt; none may be empty, and each must fit the context with its output.
         max_new_tokens: how many tokens to add, for all prompts or for each.
         stop_ids: ids that end a row; they are not part of its output.
         batching: how many prompts are decoded together.
 
     Returns:
         The new token ids of each prompt, in the order of the prompts.
-
-    Raises:
-        ValueError: for an empty prompt, one that does not fit the context with its output, or NaN logits.
     """
     limits = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else list(max_new_tokens)
     _check(model, prompts, limits)
 
     def work(items: Sequence[tuple[Sequence[int], int]]) -> list[list[int]]:
-        outputs: list[list[int]] = [[] for _ in items]
         reader = _PromptReader(model, [prompt for prompt, _ in items])
 
-        def run(group: list[int]) -> None:
-            group = sorted(group, key=lambda index: -len(items[index][0]))
-            continued = _decode(reader, [items[i][0] for i in group], [items[i][1] for i in group], frozenset(stop_ids))
-            for index, ids in zip(group, continued, strict=True):
-                outputs[index] = ids
+        def run(group: list[int]) -> list[list[int]]:
+            ordered = sorted(group, key=lambda index: -len(items[index][0]))
+            prompts, limits = zip(*(items[index] for index in ordered), strict=True)
+            written = dict(zip(ordered, _decode(reader, prompts, limits, frozenset(stop_ids)), strict=True))
+            return [written[index] for index in group]
 
         lengths = [len(prompt) + limit for prompt, limit in items]
-        in_batches(lengths, run, batching, batching.batch_tokens or cache_tokens(model))
-        return outputs
+        return in_batches(lengths, run, batching, batching.batch_tokens or cache_tokens(model))
 
     with evaluating(model), faster_on_cpu(model):
         return share_out(model, list(zip(prompts, limits, strict=True)), work)
@@ -89,27 +84,20 @@ def next_tokens(
     """
     _check(model, prompts, [1] * len(prompts))
 
-    def work(items: Sequence[Sequence[int]]) -> list[tuple[Tensor, Tensor]]:
-        best = torch.zeros(len(items), dtype=torch.long)
-        scores = torch.zeros(len(items), len(candidates))
+    def work(items: Sequence[Sequence[int]]) -> list[tuple[int, list[float]]]:
         reader = _PromptReader(model, items)
 
-        def run(group: list[int]) -> None:
+        def run(group: list[int]) -> list[tuple[int, list[float]]]:
             logits = reader.read_piece([items[index] for index in group])[0]
-            best[group] = logits.argmax(-1).cpu()
-            scores[group] = logits[:, list(candidates)].float().cpu()
+            scores = logits[:, list(candidates)].float().tolist()
+            return list(zip(logits.argmax(-1).tolist(), scores, strict=True))
 
-        in_batches([*map(len, items)], run, batching, batching.batch_tokens or cache_tokens(model))
-        return list(zip(best, scores, strict=True))
+        return in_batches([*map(len, items)], run, batching, batching.batch_tokens or cache_tokens(model))
 
     with evaluating(model), faster_on_cpu(model):
         found = share_out(model, prompts, work)
-    best, scores = zip(*found, strict=True) if found else ((), ())
-    return _stack(best, torch.zeros(0, dtype=torch.long)), _stack(scores, torch.zeros(0, len(candidates)))
-
-
-def _stack(rows: Sequence[Tensor], empty: Tensor) -> Tensor:
-    return torch.stack(list(rows)) if rows else empty
+    scores = torch.tensor([row for _, row in found]).reshape(len(found), len(candidates))
+    return torch.tensor([best for best, _ in found], dtype=torch.long), scores
 
 
 def _check(model: Any, prompts: Sequence[Sequence[int]], limits: Sequence[int]) -> None:
@@ -144,23 +132,21 @@ class _PromptReader:
                 self.shared, self.shared_cache = shared, cache
 
     def read(self, prompts: Sequence[Sequence[int]], room: int) -> tuple[Tensor, Any, Tensor]:
-        """Read a batch in pieces of similar length, and put their caches together.
+        """Read a batch, longest first, in pieces of similar length, and put their caches together.
 
         Returns:
             Logits after each prompt [B, V], the cache, and its mask [B, P + T].
         """
         width = len(prompts[0]) - self.shared
-        logits, cache, mask = self.read_piece(prompts[: max(1, self.piece_tokens // width)])
-        if not is_plain(cache):
-            return (logits, cache, mask) if len(logits) == len(prompts) else self.read_piece(prompts)
         collector = Collector(len(prompts), self.shared, width, room)
-        collector.add(cache, range(len(logits)))
-        all_logits, masks = [logits], [mask]
-        start = len(logits)
+        all_logits, masks = [], []
+        start = 0
         while start < len(prompts):
             longest = len(prompts[start]) - self.shared
             piece = prompts[start : start + max(1, self.piece_tokens // longest)]
             logits, cache, mask = self.read_piece(piece)
+            if not is_plain(cache):
+                return (logits, cache, mask) if len(piece) == len(prompts) else self.read_piece(prompts)
             collector.add(cache, range(start, start + len(piece)))
             padding = mask.new_zeros(len(piece), width - longest)
             masks.append(torch.cat([mask[:, : self.shared], padding, mask[:, self.shared :]], dim=1))
@@ -200,63 +186,48 @@ class _PromptReader:
         return result.logits[:, -1], result.past_key_values
 
 
-class _Outputs:
-    """What has been written after each prompt."""
-
-    def __init__(self, limits: Sequence[int], stops: frozenset[int]) -> None:
-        self.limits, self.stops = limits, stops
-        self.ids: list[list[int]] = [[] for _ in limits]
-        self.done = [False] * len(limits)
-
-    def add(self, prompts: Sequence[int], tokens: Sequence[int]) -> None:
-        """Add a token to the output of each of these prompts, unless it has ended."""
-        for prompt, token in zip(prompts, tokens, strict=True):
-            if self.done[prompt]:
-                continue
-            if token in self.stops:
-                self.done[prompt] = True
-                continue
-            self.ids[prompt].append(token)
-            self.done[prompt] = len(self.ids[prompt]) == self.limits[prompt]
-
-
 def _decode(
     reader: _PromptReader, prompts: Sequence[Sequence[int]], limits: Sequence[int], stops: frozenset[int]
 ) -> list[list[int]]:
-    """Continue the prompts of one batch.
+    """Continue the prompts of one batch, longest first.
 
     In steps of fixed shape where that can be done, else finished rows leave the cache once they are a quarter of it.
     """
     logits, cache, mask = reader.read(prompts, room=max(limits))
-    device = mask.device
-    positions = torch.tensor([len(prompt) for prompt in prompts], device=device)
-    outputs = _Outputs(limits, stops)
+    positions = torch.tensor([len(prompt) for prompt in prompts], device=mask.device)
+    outputs: list[list[int]] = [[] for _ in prompts]
     rows = list(range(len(prompts)))  # rows[i]: which prompt row i of the cache belongs to
-    if can_fix(reader.model, cache, max(limits) - 1):
-        tokens = logits.argmax(-1)
-        outputs.add(rows, tokens.tolist())
-        if all(outputs.done):
-            return outputs.ids
+    going = set(rows)
+
+    def write(tokens: Sequence[int]) -> None:
+        for prompt, token in zip(rows, tokens, strict=True):
+            if prompt in going and token not in stops:
+                outputs[prompt].append(token)
+            if token in stops or len(outputs[prompt]) == limits[prompt]:
+                going.discard(prompt)
+
+    tokens = logits.argmax(-1)
+    write(tokens.tolist())
+    if going and can_fix(reader.model, cache, max(limits) - 1):
         for block in fixed_steps(reader.model, tokens, cache, mask, positions, max(limits) - 1):
             for column in block:
-                outputs.add(rows, column)
-            if all(outputs.done):
+                write(column)
+            if not going:
                 break
-        return outputs.ids
-    while True:
-        tokens = logits.argmax(-1)
-        outputs.add(rows, tokens.tolist())
-        alive = [row for row, prompt in enumerate(rows) if not outputs.done[prompt]]
-        if not alive:
-            return outputs.ids
+        return outputs
+    while going:
+        alive = [row for row, prompt in enumerate(rows) if prompt in going]
         if len(alive) <= _SHRINK_AT * len(rows) and hasattr(cache, "batch_select_indices"):
-            kept = torch.tensor(alive, device=device)
+            kept = torch.tensor(alive, device=mask.device)
             cache.batch_select_indices(kept)
             tokens, mask, positions = tokens[kept], mask[kept], positions[kept]
             rows = [rows[row] for row in alive]
         mask = torch.cat([mask, mask.new_ones(len(rows), 1)], dim=1)
         logits, cache = reader.forward(tokens[:, None], mask, positions[:, None], cache)
         positions = positions + 1
+        tokens = logits.argmax(-1)
+        write(tokens.tolist())
+    return outputs
 
 
 def _shared_length(prompts: Sequence[Sequence[int]]) -> int:

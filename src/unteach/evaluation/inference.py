@@ -1,11 +1,10 @@
-"""What every measurement needs from a model and its tokenizer: modes, batches, the ids that end a text, and the
-log-probabilities of given texts."""
+"""What every measurement needs of a model: modes, batches, ids that end a text, log-probabilities of given texts."""
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -16,6 +15,7 @@ from unteach.models import context_length
 from unteach.models.distributed import share_out
 from unteach.models.precision import precision_of_pass
 
+R = TypeVar("R")
 Advance = Callable[[int], object]
 """Called with the number of items just finished, to move a progress bar."""
 
@@ -77,16 +77,11 @@ def stop_ids(model: Any, tokenizer: Any) -> frozenset[int]:
 
 
 def cut_left(ids: Sequence[int], room: int, first_id: int | None = None) -> list[int]:
-    """Drop the oldest tokens of a prompt so that at most `room` remain; a begin-of-text id `first_id` stays in front.
-
-    Returns:
-        The prompt itself where it fits.
-    """
+    """Drop the oldest tokens of a prompt so that at most `room` remain; a begin-of-text `first_id` stays in front."""
     if len(ids) <= room:
         return list(ids)
-    if first_id is not None and ids[0] == first_id:
-        return [ids[0], *ids[len(ids) - room + 1 :]]
-    return list(ids[len(ids) - room :])
+    front = [first_id] if first_id is not None and ids[0] == first_id else []
+    return [*front, *ids[len(ids) - room + len(front) :]]
 
 
 def cache_tokens(model: Any) -> int:
@@ -98,20 +93,19 @@ def cache_tokens(model: Any) -> int:
     config = model.config.get_text_config()
     layers = getattr(config, "num_hidden_layers", None)
     heads = getattr(config, "num_key_value_heads", None) or getattr(config, "num_attention_heads", None)
-    width = getattr(config, "head_dim", None)
     if layers is None or heads is None:
         return 2**14
-    if width is None:
-        width = config.hidden_size // config.num_attention_heads
-    device = model.device
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     memory = _HOST_MEMORY
-    if device.type == "cuda":
-        memory = int(_MEMORY_SHARE * torch.cuda.get_device_properties(device).total_memory)
+    if model.device.type == "cuda":
+        memory = int(_MEMORY_SHARE * torch.cuda.get_device_properties(model.device).total_memory)
     return max(1, memory // (2 * layers * heads * width * model.dtype.itemsize))
 
 
-def in_batches(lengths: Sequence[int], run: Callable[[list[int]], None], batching: Batching, batch_tokens: int) -> None:
-    """Call `run` with groups of item numbers, longest items first.
+def in_batches(
+    lengths: Sequence[int], run: Callable[[list[int]], Sequence[R]], batching: Batching, batch_tokens: int
+) -> list[R]:
+    """Call `run` with groups of item numbers, longest items first; it gives one result for each.
 
     A group has at most `batching.batch_size` items and, padded to its longest, at most `batch_tokens` tokens (one
     item is always allowed). Where the GPU runs out of memory the group is halved and tried again.
@@ -119,12 +113,13 @@ def in_batches(lengths: Sequence[int], run: Callable[[list[int]], None], batchin
     batch_size = batching.batch_size
     if batch_size < 1:
         raise ValueError(f"batch_size is {batch_size}: at least 1 is needed")
+    results: dict[int, R] = {}
     pending = sorted(range(len(lengths)), key=lambda index: -lengths[index])
     while pending:
         fitting = max(1, batch_tokens // max(1, lengths[pending[0]]))
         group = pending[: min(batch_size, fitting)]
         try:
-            run(group)
+            results.update(zip(group, run(group), strict=True))
         except torch.OutOfMemoryError:
             if len(group) == 1:
                 raise
@@ -134,6 +129,7 @@ def in_batches(lengths: Sequence[int], run: Callable[[list[int]], None], batchin
         del pending[: len(group)]
         if batching.advance is not None:
             batching.advance(len(group))
+    return [results[index] for index in range(len(lengths))]
 
 
 def token_logprobs(
@@ -147,16 +143,10 @@ def token_logprobs(
 
     Args:
         model: a Hugging Face causal language model. Its mode (train or eval) is the same afterwards.
-        sequences: token ids of each text, at least two each.
+        sequences: token ids of each text, at least two each and no more than the context.
         batching: how many sequences are read together; `batch_tokens` plays no part.
         positions: most positions read at once; by default at most 2,048 on a CPU and 65,536 on a GPU, and no
             more than make half a GiB or 2 GiB of fp32 logits.
-
-    Returns:
-        One array per sequence, one shorter than the sequence.
-
-    Raises:
-        ValueError: for a sequence of fewer than two tokens or longer than the context, or NaN.
     """
     context = context_length(model)
     for index, sequence in enumerate(sequences):
@@ -174,17 +164,12 @@ def token_logprobs(
     most = positions or max(1, min(_POSITIONS[kind], _LOGITS[kind] // vocabulary))
 
     def work(items: Sequence[Sequence[int]]) -> list[NDArray[np.float64]]:
-        results: list[NDArray[np.float64]] = [np.empty(0)] * len(items)
-
-        def run(group: list[int]) -> None:
+        def run(group: list[int]) -> list[NDArray[np.float64]]:
             chosen = [items[index] for index in group]
             fits = len(chosen[0]) <= most
-            scores = _score_batch(model, chosen) if fits else [_score_pieces(model, chosen[0], most)]
-            for index, values in zip(group, scores, strict=True):
-                results[index] = values
+            return _score_batch(model, chosen) if fits else [_score_pieces(model, chosen[0], most)]
 
-        in_batches([*map(len, items)], run, batching, most)
-        return results
+        return in_batches([*map(len, items)], run, batching, most)
 
     with evaluating(model), precision_of_pass("tf32" if kind == "cuda" else "fp32", model.device):
         results = share_out(model, sequences, work)

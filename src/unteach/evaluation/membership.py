@@ -1,19 +1,18 @@
 """Membership: can one tell from a model's probabilities which texts it was trained on?
 
-The definitions are MUSE's. A text's *score* is a loss: low for a text the model has seen. AUC compares two
-sets of texts, PrivLeak compares the AUC with that of a model retrained without the forget set.
+The formulas and what they mean are in `formulas`.
 """
 
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from unteach.data.documents import encode
-from unteach.evaluation.inference import TEXTS_TOGETHER, Batching, token_logprobs
-from unteach.evaluation.statistics import RESAMPLES, Interval, checked, percentiles
+from unteach.evaluation.formulas import bootstrap_ratio, membership_auc, membership_interval, min_k, privleak
+from unteach.evaluation.inference import token_logprobs
 from unteach.models import context_length
 
 if TYPE_CHECKING:
@@ -28,64 +27,6 @@ SATURATED = 0.01
 """An AUC this near to 0 or 1 is called saturated: PrivLeak then says which side, not how far."""
 
 
-def min_k(token_logprobs: ArrayLike, fraction: float = 0.4) -> float:
-    """Min-k % score: minus the mean of the lowest log-probabilities, -(1/k) Σ of the k smallest log p.
-
-    k = ⌊n · fraction⌋, at least 1, of n tokens. All tokens of the text count.
-
-    Differs from MUSE's code: there a text with n · fraction < 1 gives NaN.
-
-    Args:
-        token_logprobs: log-probability of each token of one text given those before it.
-        fraction: the share of tokens, above 0 and at most 1.
-
-    Returns:
-        A loss: low for text the model knows, never negative.
-
-    Raises:
-        ValueError: for an empty list, NaN, or a fraction out of range.
-    """
-    values = checked(token_logprobs, "token_logprobs")
-    if not 0 < fraction <= 1:
-        raise ValueError(f"fraction is {fraction}: a number above 0 and at most 1 is needed")
-    lowest = max(1, int(len(values) * fraction))
-    return float(-np.sort(values)[:lowest].mean())
-
-
-def membership_auc(forget_scores: ArrayLike, holdout_scores: ArrayLike) -> float:
-    """AUC = P(a holdout text looks more like a member than a forget text); ties count one half.
-
-    Scores are losses, so this is P(holdout < forget) + ½ P(holdout = forget), MUSE's `forget_holdout` AUC.
-    A memorised forget set gives 0, a model that never saw either set about 0.5, and a forget set that looks
-    less likely than unseen text gives up to 1. All scores equal: 0.5.
-
-    Raises:
-        ValueError: for an empty list or NaN.
-    """
-    forget = checked(forget_scores, "forget_scores")
-    holdout = np.sort(checked(holdout_scores, "holdout_scores"))
-    below = np.searchsorted(holdout, forget, side="left")
-    not_above = np.searchsorted(holdout, forget, side="right")
-    return float((below.sum() + not_above.sum()) / (2 * len(forget) * len(holdout)))
-
-
-def privleak(auc: float, auc_retrained: float) -> float:
-    """PrivLeak = 100 · (AUC - AUC_retrained) / AUC_retrained, in percent.
-
-    0: as private as retraining. -100: the forget set is still recognised in full. Positive: over-unlearned,
-    the forget set stands out as unusually unlikely; at most `privleak(1, auc_retrained)`.
-
-    Raises:
-        ValueError: if one is not between 0 and 1, or the retrained model's is 0.
-    """
-    for name, value in (("auc", auc), ("auc_retrained", auc_retrained)):
-        if not 0 <= value <= 1:
-            raise ValueError(f"{name} is {value}: an AUC between 0 and 1 is needed")
-    if auc_retrained == 0:
-        raise ValueError("auc_retrained is 0: PrivLeak divides by it; is the reference the target model itself?")
-    return 100 * (auc - auc_retrained) / auc_retrained
-
-
 def text_scores(text: str, logprobs: ArrayLike, lower_logprobs: ArrayLike | None = None) -> dict[str, float]:
     """All membership scores of one text, keyed as in `SCORES`."""
     loss = min_k(logprobs, 1.0)
@@ -98,58 +39,10 @@ def text_scores(text: str, logprobs: ArrayLike, lower_logprobs: ArrayLike | None
     return scores
 
 
-def resampled_aucs(forget_scores: ArrayLike, holdout_scores: ArrayLike, seed: int = 0) -> NDArray[np.float64]:
-    """AUCs of `RESAMPLES` resamplings of both sets: [RESAMPLES].
-
-    The same seed and set sizes draw the same texts, so resamplings of two models are paired.
-    """
-    forget, holdout = checked(forget_scores, "forget_scores"), checked(holdout_scores, "holdout_scores")
-    wins = (holdout < forget[:, None]) + 0.5 * (holdout == forget[:, None])  # [forget, holdout]
-    generator = np.random.default_rng(seed)
-    forget_counts = _draw_counts(len(forget), generator)
-    holdout_counts = _draw_counts(len(holdout), generator)
-    return ((forget_counts @ wins) * holdout_counts).sum(1) / wins.size
-
-
-def auc_interval(forget_scores: ArrayLike, holdout_scores: ArrayLike, seed: int = 0) -> Interval:
-    """95 % bootstrap interval of `membership_auc`, both resampled; (None, None) for a set of one text."""
-    if min(np.size(forget_scores), np.size(holdout_scores)) < 2:
-        return None, None
-    return percentiles(resampled_aucs(forget_scores, holdout_scores, seed))
-
-
-def privleak_interval(
-    scores: tuple[ArrayLike, ArrayLike], retrained: tuple[ArrayLike, ArrayLike] | float, seed: int = 0
-) -> Interval:
-    """95 % bootstrap interval of `privleak`; the retrained model's texts are resampled too, its AUC alone is exact."""
-    if min(np.size(part) for part in scores) < 2:
-        return None, None
-    aucs = resampled_aucs(*scores, seed)
-    if isinstance(retrained, float):
-        return percentiles(100 * (aucs - retrained) / retrained)
-    references = resampled_aucs(*retrained, seed)
-    usable = references > 0
-    return percentiles(100 * (aucs[usable] - references[usable]) / references[usable])
-
-
-def _draw_counts(count: int, generator: np.random.Generator) -> NDArray[np.float64]:
-    """How often each of `count` items is drawn, for every resampling: [RESAMPLES, count]."""
-    draws = generator.integers(0, count, (RESAMPLES, count)) + count * np.arange(RESAMPLES)[:, None]
-    return np.bincount(draws.ravel(), minlength=RESAMPLES * count).reshape(RESAMPLES, count).astype(float)
-
-
 def score_texts(
-    model: Any,
-    tokenizer: Any,
-    texts: Mapping[str, Sequence[str]],
-    *,
-    tokens: int | None = None,
-    lower: bool = True,
-    batching: Batching = TEXTS_TOGETHER,
+    evaluation: "Evaluation", texts: Mapping[str, Sequence[str]], *, lower: bool = True
 ) -> tuple[dict[str, list[dict[str, float]]], int]:
-    """All membership scores of sets of texts.
-
-    Every text is read twice, as it is and in lower case.
+    """All membership scores of sets of texts, each read as it is and (`lower`) in lower case.
 
     Returns:
         The scores of each text by set, and how many texts were longer than what was scored.
@@ -157,21 +50,23 @@ def score_texts(
     Raises:
         ValueError: for a text of fewer than two tokens.
     """
-    most = min(tokens or context_length(model), context_length(model))
+    context = context_length(evaluation.model)
+    most = min(evaluation.benchmark.settings.membership_tokens or context, context)
     sequences: list[list[int]] = []
     cut = 0
     for name, group in texts.items():
         for number, text in enumerate(group):
-            for form in (text, text.lower()) if lower else (text,):
-                ids = encode(tokenizer, form)
-                if len(ids) < 2:
-                    raise ValueError(
-                        f"membership text {number} of {name} is {text!r}, {len(ids)} token(s): at least 2 are needed, "
-                        "since the first has nothing before it; leave the text out"
-                    )
-                sequences.append(ids[:most])
-            cut += len(encode(tokenizer, text)) > most
-    logprobs = iter(token_logprobs(model, sequences, batching=batching))
+            forms = [encode(evaluation.tokenizer, form) for form in ((text, text.lower()) if lower else (text,))]
+            shortest = min(map(len, forms))
+            if shortest < 2:
+                raise ValueError(
+                    f"membership text {number} of {name} is {text!r}, {shortest} token(s): at least 2 are needed, "
+                    "since the first has nothing before it; leave the text out"
+                )
+            sequences += [ids[:most] for ids in forms]
+            cut += len(forms[0]) > most
+    batching = evaluation.batches("membership", len(sequences))
+    logprobs = iter(token_logprobs(evaluation.model, sequences, batching=batching))
     scores = {
         name: [text_scores(text, next(logprobs), next(logprobs) if lower else None) for text in group]
         for name, group in texts.items()
@@ -187,15 +82,7 @@ def measure_membership(evaluation: "Evaluation", *, for_stop_rule: bool = False)
     benchmark, seed = evaluation.benchmark, evaluation.seed
     texts = {part: getattr(benchmark, f"membership_{part}") for part in ("forget", "retain", "holdout")}
     texts = {part: group for part, group in texts.items() if group}
-    total = sum(map(len, texts.values()))
-    scores, cut = score_texts(
-        evaluation.model,
-        evaluation.tokenizer,
-        texts,
-        tokens=benchmark.settings.membership_tokens,
-        lower=not for_stop_rule,
-        batching=evaluation.batches("membership", total if for_stop_rule else 2 * total),
-    )
+    scores, cut = score_texts(evaluation, texts, lower=not for_stop_rule)
 
     def column(part: str, score: str) -> list[float]:
         return [text[score] for text in scores[part]]
@@ -203,8 +90,13 @@ def measure_membership(evaluation: "Evaluation", *, for_stop_rule: bool = False)
     compared: dict[str, Sequence[str]] = {"forget": ("min_40", "ppl")}
     if not for_stop_rule:
         compared = {"forget": SCORES, "retain": ("min_40",)}
-        evaluation.records["membership"] = _records(texts, scores)
+        evaluation.records["membership"] = [
+            {"set": part, "text": shortened(text), "scores": values}
+            for part, group in texts.items()
+            for text, values in zip(group, scores[part], strict=True)
+        ]
         if cut:
+            total = sum(map(len, texts.values()))
             evaluation.notes.append(f"membership: only the beginning of {cut} of {total} texts was scored")
     for part in scores:
         losses = column(part, "ppl")
@@ -218,7 +110,7 @@ def measure_membership(evaluation: "Evaluation", *, for_stop_rule: bool = False)
     for first, names in compared.items():
         for score in names if first in scores else ():
             pair = column(first, score), column("holdout", score)
-            interval = (None, None) if for_stop_rule else auc_interval(*pair, seed=seed)
+            interval = (None, None) if for_stop_rule else membership_interval(pair, seed=seed)
             evaluation.add(f"auc_{first}_holdout_{score}", membership_auc(*pair), interval, sum(map(len, pair)))
     if not for_stop_rule:
         _add_privleak(evaluation, (column("forget", "min_40"), column("holdout", "min_40")))
@@ -235,18 +127,16 @@ def _add_privleak(evaluation: "Evaluation", scores: tuple[list[float], list[floa
         retrained = reference_auc = evaluation.reference
         evaluation.notes.append(f"privleak compares with a given AUC of {reference_auc}, which is taken as exact")
     else:
-        records = evaluation.reference_records("membership")
-        forget, holdout = (
-            [record["scores"]["min_40"] for record in records if record["set"] == part]
-            for part in ("forget", "holdout")
-        )
-        retrained = forget, holdout
+        found: dict[str, list[float]] = {"forget": [], "holdout": [], "retain": []}
+        for record in evaluation.reference_records("membership"):
+            found[record["set"]].append(record["scores"]["min_40"])
+        retrained = found["forget"], found["holdout"]
         reference_auc = membership_auc(*retrained)
     if reference_auc == 0:
         evaluation.notes.append("privleak is not reported: the reference model's AUC is 0, and it divides by it")
         return
     auc = membership_auc(*scores)
-    interval = privleak_interval(scores, retrained, evaluation.seed)
+    interval = membership_interval(scores, retrained, evaluation.seed)
     evaluation.add("privleak", privleak(auc, reference_auc), interval, sum(map(len, scores)))
     if auc <= SATURATED or auc >= 1 - SATURATED:
         bound = privleak(1.0, reference_auc) if auc > 0.5 else -100.0
@@ -256,12 +146,21 @@ def _add_privleak(evaluation: "Evaluation", scores: tuple[list[float], list[floa
         )
 
 
-def _records(
-    texts: Mapping[str, Sequence[str]], scores: Mapping[str, Sequence[Mapping[str, float]]]
-) -> list[dict[str, Any]]:
-    """One record per text: its set, its beginning, its scores."""
-    return [
-        {"set": name, "text": text if len(text) <= 200 else text[:200] + "…", "scores": dict(values)}
-        for name, group in texts.items()
-        for text, values in zip(group, scores[name], strict=True)
+def measure_general_text(evaluation: "Evaluation", name: str) -> None:
+    """Add the loss per token on general text."""
+    texts = evaluation.benchmark.general_texts
+    most = min(evaluation.benchmark.settings.general_tokens, context_length(evaluation.model))
+    sequences = [encode(evaluation.tokenizer, text)[:most] for text in texts]
+    logprobs = token_logprobs(evaluation.model, sequences, batching=evaluation.batches(name, len(texts)))
+    losses, counts = [float(-values.sum()) for values in logprobs], [float(len(values)) for values in logprobs]
+    interval = bootstrap_ratio(losses, counts, seed=evaluation.seed)
+    evaluation.add(name, float(np.sum(losses) / np.sum(counts)), interval, len(texts))
+    evaluation.records[name] = [
+        {"text": shortened(text), "tokens": int(count), "score": loss / count}
+        for text, loss, count in zip(texts, losses, counts, strict=True)
     ]
+
+
+def shortened(text: str) -> str:
+    """A text as its record shows it."""
+    return text if len(text) <= 200 else text[:200] + "…"

@@ -13,11 +13,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-
-from unteach.evaluation.statistics import Metric, bootstrap_ratio, mean_metric
+from unteach.evaluation.formulas import Interval, Metric, mean_metric
 
 if TYPE_CHECKING:
     from unteach.corpora import Benchmark
@@ -55,45 +54,34 @@ class MetricInfo:
         return {"↑": True, "↓": False}.get(self.arrow)
 
 
+_main = partial(MetricInfo, column="main")
+_nats = partial(MetricInfo, decimals=3, unit="nats per token")
+_auc = partial(MetricInfo, decimals=3, unit="auc", records="membership")
+_fraction = partial(MetricInfo, decimals=3, unit="fraction")
+
 METRICS: dict[str, MetricInfo] = {
-    "verbmem_f": MetricInfo(
-        "recital of forget documents",
-        "ROUGE-L of the continuation of a forget document with the true one",
-        "↓",
-        column="main",
+    "verbmem_f": _main(
+        "recital of forget documents", "ROUGE-L of the continuation of a forget document with the true one", "↓"
     ),
-    "knowmem_f": MetricInfo(
-        "answers on forget documents",
-        "ROUGE-L of answers to questions about the forget documents",
-        "↓",
-        column="main",
-        ranked=True,
+    "knowmem_f": _main(
+        "answers on forget documents", "ROUGE-L of answers to questions about the forget documents", "↓", ranked=True
     ),
-    "knowmem_r": MetricInfo(
-        "answers on retained documents",
-        "ROUGE-L of answers to questions about documents to be kept",
-        "↑",
-        column="main",
-        ranked=True,
+    "knowmem_r": _main(
+        "answers on retained documents", "ROUGE-L of answers to questions about documents to be kept", "↑", ranked=True
     ),
-    "privleak": MetricInfo(
+    "privleak": _main(
         "membership leak",
         "membership-inference AUC relative to a retrained model: below zero the documents can still be told"
         " apart, above zero they stand out as forgotten",
         "→ 0",
-        column="main",
         ranked=True,
         records="membership",
     ),
-    "mmlu_val": MetricInfo(
-        "general knowledge", "accuracy on the MMLU validation questions", "↑", column="main", ranked=True
-    ),
-    "nll_general": MetricInfo(
+    "mmlu_val": _main("general knowledge", "accuracy on the MMLU validation questions", "↑", ranked=True),
+    "nll_general": _nats(
         "loss on general text",
         "mean negative log-likelihood per token of unrelated text, in nats",
         "↓",
-        3,
-        "nats per token",
         column="beside",
     ),
     "degenerate": MetricInfo(
@@ -124,50 +112,39 @@ METRICS: dict[str, MetricInfo] = {
     "verbmem_r": MetricInfo(
         "recital of kept documents", "ROUGE-L of the continuation of a document to be kept with the true one", "↑"
     ),
-    "nll_retain": MetricInfo(
+    "nll_retain": _nats(
         "loss on kept documents",
         "mean negative log-likelihood per token of documents to be kept, in nats",
         "↓",
-        3,
-        "nats per token",
         records="membership",
     ),
-    RAW_AUC: MetricInfo(
+    RAW_AUC: _auc(
         "membership AUC",
         "chance that a never-seen text looks more familiar (Min-40 %) than a forget text: 0 when memorised,"
         " about 0.5 when never seen",
-        "",
-        3,
-        "auc",
-        records="membership",
     ),
-    LOSS_AUC: MetricInfo(
+    LOSS_AUC: _auc(
         "membership AUC by loss",
         "chance that a never-seen text has a lower loss than a forget text: 0 memorised, about 0.5 never seen",
-        "",
-        3,
-        "auc",
-        records="membership",
     ),
-    "tofu_model_utility": MetricInfo(
+    "tofu_model_utility": _fraction(
         "what TOFU wants kept",
         "harmonic mean of probability, ROUGE-L and truth ratio on kept authors, real authors and world facts",
         "↑",
-        3,
-        "fraction",
     ),
-    "tofu_forget_quality": MetricInfo(
+    "tofu_forget_quality": _fraction(
         "likeness to the retrained model",
         "p-value of a test whether the truth ratios on forget authors are distributed as the retrained model's",
         "↑",
-        3,
-        "p-value",
+        unit="p-value",
     ),
 }
 FAMILIES: Mapping[str, MetricInfo] = {
-    "auc_": MetricInfo(decimals=3, unit="auc", records="membership"),
-    "nll_": MetricInfo(decimals=3, unit="nats per token", records="membership"),
-    "tofu_": MetricInfo(decimals=3, unit="fraction"),
+    "auc_": _auc(),
+    "nll_": _nats(records="membership"),
+    "tofu_forget_truth_ratio": _fraction(),
+    "tofu_forget_": _fraction(arrow="↓"),
+    "tofu_": _fraction(arrow="↑"),
 }
 """Metrics without an entry of their own, by how their names begin."""
 
@@ -208,19 +185,18 @@ class Evaluation:
     def add_mean(self, name: str, scores: Sequence[float]) -> None:
         """Add a metric that is the mean of one score per item, between 0 and 1 where its unit is percent."""
         info = describe(name)
-        scale = 100.0 if info.unit == "percent" else 1.0
-        options: dict[str, Any] = {"higher_is_better": info.higher_is_better, "unit": info.unit, "seed": self.seed}
-        self.metrics[name] = mean_metric(scores, scale=scale, **options)
+        self.metrics[name] = mean_metric(scores, higher_is_better=info.higher_is_better, unit=info.unit, seed=self.seed)
 
-    def add(self, name: str, value: float, interval: tuple[float | None, float | None], count: int) -> None:
+    def add(self, name: str, value: float, interval: Interval, count: int) -> None:
         """Add any other metric."""
         info = describe(name)
         self.metrics[name] = Metric(value, *interval, count, info.higher_is_better, info.unit)
 
-    def add_records(self, name: str, records: list[dict[str, Any]]) -> None:
-        """Keep records of prompts, and note how many were cut to fit the context."""
+    def add_answers(self, name: str, records: list[dict[str, Any]]) -> None:
+        """Add the mean `score` of answers to prompts, keep them, and note how many prompts were cut to fit."""
         from unteach.models import context_length
 
+        self.add_mean(name, [record["score"] for record in records])
         self.records[name] = records
         cut = sum("cut" in record for record in records)
         if cut:
@@ -283,19 +259,9 @@ def measurement(name: str, *needs: str, absent: str = "", by_default: bool = Tru
 def _recital(evaluation: Evaluation, name: str) -> None:
     from unteach.evaluation.memory import recite
 
-    settings = evaluation.benchmark.settings
     probes = getattr(evaluation.benchmark, *MEASUREMENTS[name].needs)
-    records = recite(
-        evaluation.model,
-        evaluation.tokenizer,
-        probes,
-        tokens=settings.verbatim_tokens,
-        words=settings.words,
-        long_prompts=settings.long_prompts,
-        batching=evaluation.batches(name, len(probes)),
-    )
-    evaluation.add_mean(name, [record["score"] for record in records])
-    evaluation.add_records(name, records)
+    options: Any = {"settings": evaluation.benchmark.settings, "batching": evaluation.batches(name, len(probes))}
+    evaluation.add_answers(name, recite(evaluation.model, evaluation.tokenizer, probes, **options))
 
 
 @measurement("knowmem_r", "knowledge_retain", absent="questions about the retain set")
@@ -304,17 +270,10 @@ def _answers(evaluation: Evaluation, name: str) -> None:
     from unteach.evaluation.memory import answer_questions
 
     part = MEASUREMENTS[name].needs[0]
-    questions = getattr(evaluation.benchmark, part)
-    records = answer_questions(
-        evaluation.model,
-        evaluation.tokenizer,
-        questions,
-        getattr(evaluation.benchmark, f"{part}_examples"),
-        settings=evaluation.benchmark.settings,
-        batching=evaluation.batches(name, len(questions)),
-    )
-    evaluation.add_mean(name, [record["score"] for record in records])
-    evaluation.add_records(name, records)
+    questions, examples = (getattr(evaluation.benchmark, field) for field in (part, f"{part}_examples"))
+    options: Any = {"settings": evaluation.benchmark.settings, "batching": evaluation.batches(name, len(questions))}
+    records = answer_questions(evaluation.model, evaluation.tokenizer, questions, examples, **options)
+    evaluation.add_answers(name, records)
 
 
 @measurement("membership", "membership_forget", "membership_holdout", by_default=False)
@@ -332,53 +291,20 @@ def _multiple_choice(evaluation: Evaluation, name: str) -> None:
     questions = evaluation.benchmark.multiple_choice
     batching = evaluation.batches(name, len(questions))
     records = answer_choices(evaluation.model, evaluation.tokenizer, questions, batching=batching)
-    evaluation.add_mean("mmlu_val", [record["score"] for record in records])
+    evaluation.add_answers(name, records)
     evaluation.add_mean("mmlu_greedy", [record["greedy_score"] for record in records])
     evaluation.add_mean("mmlu_invalid", [float(not record["valid"]) for record in records])
-    evaluation.add_records("mmlu_val", records)
 
 
 @measurement("nll_general", "general_texts", absent="general texts")
-def _loss_on_general_text(evaluation: Evaluation, name: str) -> None:
-    from unteach.data.documents import encode
-    from unteach.evaluation.inference import token_logprobs
-    from unteach.models import context_length
+def _general_text(evaluation: Evaluation, name: str) -> None:
+    from unteach.evaluation.membership import measure_general_text
 
-    texts = evaluation.benchmark.general_texts
-    most = min(evaluation.benchmark.settings.general_tokens, context_length(evaluation.model))
-    logprobs = token_logprobs(
-        evaluation.model,
-        [encode(evaluation.tokenizer, text)[:most] for text in texts],
-        batching=evaluation.batches(name, len(texts)),
-    )
-    losses, counts = [float(-values.sum()) for values in logprobs], [float(len(values)) for values in logprobs]
-    interval = bootstrap_ratio(losses, counts, seed=evaluation.seed)
-    evaluation.add("nll_general", float(np.sum(losses) / np.sum(counts)), interval, len(texts))
-    evaluation.records["nll_general"] = [
-        {"text": text if len(text) <= 200 else text[:200] + "…", "tokens": int(count), "score": loss / count}
-        for text, loss, count in zip(texts, losses, counts, strict=True)
-    ]
+    measure_general_text(evaluation, name)
 
 
 @measurement("tofu", "tofu")
 def _tofu(evaluation: Evaluation, name: str) -> None:
-    """All TOFU metrics."""
-    from unteach.evaluation.tofu import PARTS, answer_tofu, tofu_metrics
+    from unteach.evaluation.tofu import measure_tofu
 
-    tofu = evaluation.benchmark.tofu
-    assert tofu is not None
-    total = sum(3 + len(question.perturbed_answers) for part in PARTS for question in getattr(tofu, part))
-    records = answer_tofu(
-        evaluation.model,
-        evaluation.tokenizer,
-        tofu,
-        settings=evaluation.benchmark.settings,
-        batching=evaluation.batches(name, total),
-    )
-    ratios = None
-    if evaluation.reference is None or isinstance(evaluation.reference, float):
-        evaluation.notes.append("tofu_forget_quality is not reported: no scores of a reference model were given")
-    else:
-        ratios = [record["ratio"] for record in evaluation.reference_records("tofu_forget")]
-    evaluation.metrics |= tofu_metrics(records, ratios, evaluation.seed)
-    evaluation.records |= {f"tofu_{part}": group for part, group in records.items()}
+    measure_tofu(evaluation, name)

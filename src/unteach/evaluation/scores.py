@@ -1,16 +1,24 @@
-"""The result of an evaluation: typed, versioned, and readable as a plain mapping from metric to value."""
+"""Everything a benchmark can measure on one model, in one call, and its result: typed, versioned, and readable as a
+plain mapping from metric to value. What there is to measure stands in `metrics`."""
 
 import dataclasses
 import json
 import platform
-from collections.abc import Iterator, Mapping
+import sys
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from unteach.evaluation.metrics import describe
-from unteach.evaluation.statistics import Metric
+from unteach.evaluation.formulas import Metric
+from unteach.evaluation.metrics import MEASUREMENTS, Evaluation, describe
 from unteach.writing import write_whole
+
+if TYPE_CHECKING:
+    from unteach.corpora import Benchmark
 
 SCHEMA = "unteach.scores/1"
 
@@ -96,17 +104,111 @@ class Scores(Mapping[str, float]):
         """Read what `to_dict` made."""
         if content.get("schema") != SCHEMA:
             raise ValueError(f"schema is {content.get('schema')!r}: only {SCHEMA!r} can be read")
-        plain = ("name", "model", "model_sha256", "step", "seed", "seconds", "created")
+        same = ("name", "model", "model_sha256", "step", "seed", "seconds", "created", "settings", "versions")
         return cls(
             benchmark=content["benchmark"]["name"],
             metrics={name: Metric(**values) for name, values in content["metrics"].items()},
             records=dict(content["items"]),
             notes=tuple(content["notes"]),
-            settings=dict(content["settings"]),
             data_sha256=content["benchmark"]["data_sha256"],
-            versions=dict(content["versions"]),
-            **{name: content[name] for name in plain},
+            **{name: content[name] for name in same},
         )
+
+
+def evaluate(
+    model: Any,
+    tokenizer: Any,
+    benchmark: "Benchmark",
+    *,
+    reference_scores: Scores | Mapping[str, Any] | float | None = None,
+    measurements: Collection[str] | None = None,
+    batch_size: int = 128,
+    batch_tokens: int | None = None,
+    seed: int = 0,
+    progress: bool | None = None,
+    name: str = "",
+    model_name: str = "",
+    step: int | None = None,
+) -> Scores:
+    """Measure a model.
+
+    Leaves the model and the random state of torch as they were: safe to call between training steps.
+
+    Args:
+        model: a Hugging Face causal language model, on any device, in any precision.
+        reference_scores: for PrivLeak and TOFU's forget quality: the scores of a model retrained without the
+            forget set, measured on the same benchmark; or its `auc_forget_holdout_min_40` as a number.
+        measurements: names out of `MEASUREMENTS`, by default all that the benchmark has data for.
+        batch_size: most prompts decoded together.
+        batch_tokens: most tokens held at once, see `inference.Batching`.
+        seed: of the bootstrap, kept in the result.
+        progress: whether to show progress bars on stderr; by default where that is a terminal.
+        name: of the result, to tell several apart.
+        model_name: where the model is from.
+        step: after how many training steps.
+    """
+    from unteach.evaluation.inference import Batching
+
+    if isinstance(measurements, str) or set(measurements or ()) - set(MEASUREMENTS):
+        raise ValueError(f"measurements is {measurements!r}: allowed are {', '.join(MEASUREMENTS)}")
+    reference = reference_scores
+    if isinstance(reference, int | float):
+        reference = float(reference)
+    elif reference is not None and not isinstance(reference, Scores):
+        reference = Scores.from_dict(reference)
+    started = time.perf_counter()
+    absent = []
+    with _progress_bars(progress) as start_bar:
+        batching = Batching(batch_size, batch_tokens)
+        evaluation = Evaluation(model, tokenizer, benchmark, reference, batching, seed, start_bar)
+        for wanted, entry in MEASUREMENTS.items():
+            if wanted not in measurements if measurements is not None else not entry.by_default:
+                continue
+            if all(getattr(benchmark, part) for part in entry.needs):
+                entry.measure(evaluation, wanted)
+            elif entry.absent:
+                absent.append(f"{wanted} is not measured: the benchmark has no {entry.absent}")
+    records = [record for group in evaluation.records.values() for record in group]
+    repetitive = [float(record["degenerate"]) for record in records if "degenerate" in record]
+    if repetitive:
+        evaluation.add_mean("degenerate", repetitive)
+    if model.device.type == "cuda":
+        import torch
+
+        torch.cuda.empty_cache()  # decoding took much more than training will: others may share the GPU
+    settings = dataclasses.asdict(benchmark.settings)
+    return Scores(
+        benchmark=benchmark.name,
+        metrics=evaluation.metrics,
+        records=evaluation.records,
+        notes=(*benchmark.notes, *evaluation.notes, *absent),
+        settings={key: list(value) if isinstance(value, tuple) else value for key, value in settings.items()},
+        data_sha256=benchmark.data_sha256,
+        name=name,
+        model=model_name,
+        step=step,
+        seed=seed,
+        seconds=round(time.perf_counter() - started, 3),
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        versions=library_versions(),
+    )
+
+
+@contextmanager
+def _progress_bars(show: bool | None) -> Iterator[Callable[[str, int], Callable[[int], object]]]:
+    """Inside the block, a function that begins a bar on stderr, given a label and the number of items."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    hidden = not (sys.stderr.isatty() if show is None else show)
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=hidden) as progress:
+
+        def start(label: str, total: int) -> Callable[[int], object]:
+            task = progress.add_task(label, total=total)
+            return lambda count: progress.advance(task, count)
+
+        yield start
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -1,23 +1,39 @@
 """TOFU: questions about invented authors, with right, reworded and wrong answers (Maini et al., 2024)."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from unteach.corpora import MeasuringSettings, Tofu, TofuQuestion
+from unteach.corpora import MeasuringSettings, Tofu
 from unteach.data.documents import encode
 from unteach.errors import InputError
+from unteach.evaluation.formulas import RESAMPLES, Interval, checked, is_degenerate, percentiles
 from unteach.evaluation.inference import PROMPTS_TOGETHER, Batching, stop_ids, token_logprobs
 from unteach.evaluation.memory import continue_prompts
-from unteach.evaluation.repetition import is_degenerate
-from unteach.evaluation.rouge import rouge_l_recall_stemmed
-from unteach.evaluation.statistics import RESAMPLES, Metric, checked, mean_metric, percentiles
+
+if TYPE_CHECKING:
+    from unteach.evaluation.metrics import Evaluation
 
 PARTS = tuple(part.name for part in dataclasses.fields(Tofu))
 KINDS = ("rouge", "probability", "truth_ratio")
+
+
+def rouge_l_recall_stemmed(expected: str, output: str) -> float:
+    """ROUGE-L recall with the Porter stemmer, the form TOFU reports (needs the `rouge-score` package)."""
+    return float(_stemming_scorer().score(expected, output)["rougeL"].recall)
+
+
+@functools.cache
+def _stemming_scorer() -> Any:
+    try:
+        from rouge_score.rouge_scorer import RougeScorer
+    except ImportError as error:
+        raise ValueError("TOFU's scores need the stemmer of rouge-score: pip install rouge-score") from error
+    return RougeScorer(["rougeL"], use_stemmer=True)
 
 
 def truth_ratio(paraphrased: float, perturbed: ArrayLike) -> float:
@@ -69,54 +85,34 @@ def answer_tofu(
         `score`: the same as `rouge`.
     """
     settings = settings or MeasuringSettings()
-    questions = [question for part in PARTS for question in getattr(tofu, part)]
-    prompts = [settings.tofu_prompt.format(question=question.question) for question in questions]
-    outputs, _ = continue_prompts(
-        model,
-        tokenizer,
-        [encode(tokenizer, prompt) for prompt in prompts],
-        [settings.tofu_tokens] * len(prompts),
-        long_prompts=settings.long_prompts,
-        batching=batching,
-    )
-    answers = [_answers(question) for question in questions]
+    asked = [(part, question) for part in PARTS for question in getattr(tofu, part)]
+    prompts = [settings.tofu_prompt.format(question=question.question) for _, question in asked]
+    encoded = [encode(tokenizer, prompt) for prompt in prompts]
+    limits = [settings.tofu_tokens] * len(prompts)
+    outputs, _ = continue_prompts(model, tokenizer, encoded, limits, settings, batching)
+    answers = [(q.answer, q.paraphrased_answer, *q.perturbed_answers) for _, q in asked]
     pairs = [(prompt, answer) for prompt, group in zip(prompts, answers, strict=True) for answer in group]
     probabilities = iter(_probabilities(model, tokenizer, pairs, settings, batching))
-    position = iter(range(len(questions)))
-    records: dict[str, list[dict[str, Any]]] = {}
-    for part in PARTS:
-        records[part] = []
-        for question in getattr(tofu, part):
-            index = next(position)
-            values = [next(probabilities) for _ in answers[index]]
-            records[part].append(
-                {"prompt": prompts[index], "expected": question.answer, "output": outputs[index].strip()}
-                | _question_scores(part, question, outputs[index], values)
-            )
+    records: dict[str, list[dict[str, Any]]] = {part: [] for part in PARTS}
+    for (part, question), prompt, group, output in zip(asked, prompts, answers, outputs, strict=True):
+        right, paraphrased, *wrong = (next(probabilities) for _ in group)
+        ratio, rouge = truth_ratio(paraphrased, wrong), rouge_l_recall_stemmed(question.answer, output)
+        offered = right + sum(wrong) if part in ("real_authors", "world_facts") else 1.0
+        useful = min(ratio, 1 / max(ratio, 1e-300)) if part == "forget" else max(0.0, 1 - ratio)
+        records[part].append(
+            {
+                "prompt": prompt,
+                "expected": question.answer,
+                "output": output.strip(),
+                "score": rouge,
+                "rouge": rouge,
+                "probability": right / max(offered, 1e-300),
+                "ratio": ratio,
+                "truth_ratio": useful,
+                "degenerate": is_degenerate(output),
+            }
+        )
     return records
-
-
-def _answers(question: TofuQuestion) -> list[str]:
-    return [question.answer, question.paraphrased_answer, *question.perturbed_answers]
-
-
-def _question_scores(part: str, question: TofuQuestion, output: str, values: Sequence[float]) -> dict[str, Any]:
-    """Scores of one question from the probabilities of its answers, in the order of `_answers`."""
-    right, paraphrased, *wrong = values
-    ratio = truth_ratio(paraphrased, wrong)
-    rouge = rouge_l_recall_stemmed(question.answer, output)
-    probability = right
-    if part in ("real_authors", "world_facts"):
-        probability = right / max(right + sum(wrong), 1e-300)
-    useful = min(ratio, 1 / max(ratio, 1e-300)) if part == "forget" else max(0.0, 1 - ratio)
-    return {
-        "score": rouge,
-        "rouge": rouge,
-        "probability": probability,
-        "ratio": ratio,
-        "truth_ratio": useful,
-        "degenerate": is_degenerate(output),
-    }
 
 
 def _probabilities(
@@ -136,33 +132,40 @@ def _probabilities(
     return [float(np.exp(values[max(start, 1) - 1 :].mean())) for values, start in zip(logprobs, starts, strict=True)]
 
 
-def tofu_metrics(
-    records: Mapping[str, Sequence[Mapping[str, Any]]], reference_ratios: ArrayLike | None, seed: int = 0
-) -> dict[str, Metric]:
-    """All TOFU metrics from the records of `answer_tofu`.
+def measure_tofu(evaluation: "Evaluation", name: str) -> None:
+    """Ask everything and add all TOFU metrics."""
+    benchmark, tofu = evaluation.benchmark, evaluation.benchmark.tofu
+    assert tofu is not None
+    total = sum(3 + len(question.perturbed_answers) for part in PARTS for question in getattr(tofu, part))
+    options: Any = {"settings": benchmark.settings, "batching": evaluation.batches(name, total)}
+    add_metrics(evaluation, answer_tofu(evaluation.model, evaluation.tokenizer, tofu, **options))
+
+
+def add_metrics(evaluation: "Evaluation", records: Mapping[str, list[dict[str, Any]]]) -> None:
+    """Add all TOFU metrics from the records of `answer_tofu`.
 
     Model utility is the harmonic mean of nine means: ROUGE, probability and truth ratio on the retain set,
     real authors and world facts.
     """
-    metrics: dict[str, Metric] = {}
     for part, group in records.items():
+        evaluation.records[f"tofu_{part}"] = group
         for kind in KINDS:
-            better = None if part == "forget" and kind == "truth_ratio" else part != "forget"
-            metrics[f"tofu_{part}_{kind}"] = mean_metric(
-                [record[kind] for record in group], higher_is_better=better, unit="fraction", scale=1.0, seed=seed
-            )
-    utility = [part for part in records if part != "forget"]
-    means = np.array([metrics[f"tofu_{part}_{kind}"].value for part in utility for kind in KINDS])
-    count = sum(len(records[part]) for part in utility)
-    low, high = _utility_interval([records[part] for part in utility], seed)
-    metrics["tofu_model_utility"] = Metric(float(harmonic_mean(means)), low, high, count, True, "fraction")
-    if reference_ratios is not None:
-        quality = forget_quality([record["ratio"] for record in records["forget"]], reference_ratios)
-        metrics["tofu_forget_quality"] = Metric(quality, None, None, len(records["forget"]), True, "p-value")
-    return metrics
+            evaluation.add_mean(f"tofu_{part}_{kind}", [record[kind] for record in group])
+    useful = {part: group for part, group in records.items() if part != "forget"}
+    means = np.array([evaluation.metrics[f"tofu_{part}_{kind}"].value for part in useful for kind in KINDS])
+    interval = _utility_interval([*useful.values()], evaluation.seed)
+    evaluation.add("tofu_model_utility", float(harmonic_mean(means)), interval, sum(map(len, useful.values())))
+    if evaluation.reference is None or isinstance(evaluation.reference, float):
+        evaluation.notes.append("tofu_forget_quality is not reported: no scores of a reference model were given")
+        return
+    ratios, reference_ratios = (
+        [record["ratio"] for record in group]
+        for group in (records["forget"], evaluation.reference_records("tofu_forget"))
+    )
+    evaluation.add("tofu_forget_quality", forget_quality(ratios, reference_ratios), (None, None), len(ratios))
 
 
-def _utility_interval(groups: Sequence[Sequence[Mapping[str, Any]]], seed: int) -> tuple[float | None, float | None]:
+def _utility_interval(groups: Sequence[Sequence[Mapping[str, Any]]], seed: int) -> Interval:
     """Interval of the model utility: the questions of each set are resampled."""
     if min(map(len, groups)) < 2:
         return None, None

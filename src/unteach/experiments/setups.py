@@ -179,7 +179,7 @@ class Setup:
 
     def measure(self, model: Any, seed: int) -> Scores:
         """Everything that can be measured of a model."""
-        from unteach.evaluation.suite import evaluate
+        from unteach.evaluation import evaluate
         from unteach.models import load_tokenizer
 
         tokenizer = load_tokenizer(self.config.model)
@@ -209,7 +209,7 @@ class Setup:
         return self.shared.measured_once("reference", lambda: self._of_reference(self.final, ["privleak", "tofu"]))
 
     def _of_reference(self, benchmark: Benchmark, measurements: list[str]) -> Scores:
-        from unteach.evaluation.suite import evaluate
+        from unteach.evaluation import evaluate
         from unteach.models import load_model
 
         model, tokenizer = load_model(str(self.config.reference), device=self.config.resolved_device())

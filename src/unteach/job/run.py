@@ -18,8 +18,8 @@ from unteach.config import ForgetConfig
 from unteach.corpora import Benchmark
 from unteach.data import EMBEDDED_GENERAL, Documents, ForgetBatches, GeneralText, read_documents, tokenise
 from unteach.errors import InputError
+from unteach.evaluation import evaluate
 from unteach.evaluation.scores import Scores
-from unteach.evaluation.suite import evaluate
 from unteach.evaluation.verdict import judge, stop_scores
 from unteach.job.card import model_card
 from unteach.job.inputs import Inputs, as_documents, choice, prepared, read_inputs, without_overlap
@@ -74,7 +74,7 @@ def run_forget(
         say: Gets the lines for people; by default they go to stderr.
         shared: ``SharedScores().measured_once``, the same for several runs that start from one model with the same data
             and seed: the scores before the run, and the reference's, are then measured once.
-        measurements: What is measured before and after the run, names out of ``evaluation.suite.MEASUREMENTS``; None:
+        measurements: What is measured before and after the run, names out of ``evaluation.metrics.MEASUREMENTS``; None:
             everything that can be.
 
     Raises:

@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from unteach.evaluation.formulas import Metric
 from unteach.evaluation.metrics import METRICS, RAW_AUC, MetricInfo, columns, describe
 from unteach.evaluation.scores import Scores
-from unteach.evaluation.statistics import Metric
 from unteach.evaluation.verdict import Finding, judge, stop_scores
 from unteach.report.load import ReportInputs, Run
 from unteach.writing import format_number, in_words

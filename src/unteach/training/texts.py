@@ -19,8 +19,8 @@ from torch import Tensor
 
 from unteach.config import ForgetConfig, Method
 from unteach.data import ForgetBatches, GeneralText
+from unteach.evaluation.formulas import longest_loop
 from unteach.evaluation.generation import generate
-from unteach.evaluation.repetition import longest_loop
 from unteach.method.losses import LOSSES
 from unteach.method.tensors import other_weights
 from unteach.models import context_length

@@ -17,7 +17,7 @@ from typing import Any
 from unteach.config import ForgetConfig, Method, Stop
 from unteach.corpora import Benchmark, Question
 from unteach.errors import InputError
-from unteach.evaluation.membership import privleak
+from unteach.evaluation.formulas import privleak
 from unteach.evaluation.metrics import METRICS, RAW_AUC
 from unteach.experiments.cells import Cell, CellFolder, by_name, mean_and_std, result_table
 from unteach.experiments.paper import Experiment
@@ -185,7 +185,7 @@ def _groups(setup: Setup, *, half: bool) -> dict[str, tuple[Question, ...]]:
 
 def _asked(setup: Setup, model: Any, seed: int, groups: Mapping[str, tuple[Question, ...]]) -> dict[str, Any]:
     """Scores of further questions, put after the worked examples of the retain questions."""
-    from unteach.evaluation.suite import evaluate
+    from unteach.evaluation import evaluate
     from unteach.models import load_tokenizer
 
     tokenizer, metrics = load_tokenizer(setup.config.model), {}

@@ -220,7 +220,7 @@ def _unlearned(setup: Setup, config: ForgetConfig | None) -> Any:
 
 
 def _answered(setup: Setup, model: Any, tokenizer: Any, questions: tuple[Question, ...], seed: int) -> float:
-    from unteach.evaluation.suite import evaluate
+    from unteach.evaluation import evaluate
 
     examples = setup.final.knowledge_forget_examples
     asked = Benchmark("relearning", knowledge_forget=questions, knowledge_forget_examples=examples)

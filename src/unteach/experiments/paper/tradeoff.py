@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from unteach.evaluation.formulas import Metric
 from unteach.evaluation.scores import Scores
-from unteach.evaluation.statistics import Metric
 from unteach.experiments.cells import by_name, result_table
 from unteach.experiments.paper import Experiment, methods
 from unteach.report.load import Published, published_points

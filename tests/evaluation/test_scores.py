@@ -3,39 +3,32 @@
 import copy
 import dataclasses
 import json
+import zlib
 
 import pytest
 import torch
-from random_models import MEMORISED, UNSEEN
+from random_models import MEMORISED, UNSEEN, probe_of
 
 from unteach.corpora import Benchmark, ChoiceQuestion, MeasuringSettings, Probe, Question
 from unteach.evaluation import Scores, evaluate, membership_auc, privleak
-from unteach.evaluation.membership import SCORES
-from unteach.evaluation.statistics import mean_metric
+from unteach.evaluation.membership import SCORES, text_scores
 
-
-def probe(text, words):
-    parts = text.split(" ")
-    return Probe(" ".join(parts[:words]), " " + " ".join(parts[words:]))
-
-
-TEXTS = [MEMORISED[start : start + 80] for start in range(0, 50, 5)]
-UNSEEN_TEXTS = [UNSEEN[start : start + 80] for start in range(0, 40, 5)]
 BENCHMARK = Benchmark(
     name="tiny",
-    verbatim_forget=(probe(MEMORISED, 10), probe(MEMORISED, 14)),
-    verbatim_holdout=(probe(UNSEEN, 10), probe(UNSEEN, 14)),
+    verbatim_forget=(probe_of(MEMORISED, 10), probe_of(MEMORISED, 14)),
+    verbatim_holdout=(probe_of(UNSEEN, 10), probe_of(UNSEEN, 14)),
     knowledge_forget=(Question("Who is the woman?", "Irene Adler"), Question("Where?", "")),
     knowledge_retain=(Question("Where?", "Bohemia"),),
     knowledge_retain_examples=(Question("Who?", "Holmes"),),
-    membership_forget=tuple(TEXTS),
+    membership_forget=tuple(MEMORISED[start : start + 80] for start in range(0, 50, 5)),
     membership_retain=("It was not that he felt any emotion.",) * 3,
-    membership_holdout=tuple(UNSEEN_TEXTS),
+    membership_holdout=tuple(UNSEEN[start : start + 80] for start in range(0, 40, 5)),
     multiple_choice=(ChoiceQuestion("A. one B. two Correct answer:", 0, choices=2),) * 2,
     general_texts=("a text of some length", "another one", "one"),
     settings=MeasuringSettings(verbatim_tokens=16, knowledge_tokens=6, general_tokens=4),
     notes=("a note of the data",),
 )
+AUC = "auc_forget_holdout_min_40"
 
 
 @pytest.fixture(scope="module")
@@ -43,41 +36,41 @@ def scores(reciter, tokenizer):
     return evaluate(reciter, tokenizer, BENCHMARK, name="x", model_name="folder", step=7, seed=3)
 
 
+@pytest.fixture
+def membership(reciter, tokenizer):
+    """Measures membership alone."""
+
+    def measure(model=reciter, reference=None, **changes):
+        benchmark = dataclasses.replace(BENCHMARK, **changes)
+        return evaluate(model, tokenizer, benchmark, measurements=["privleak"], reference_scores=reference)
+
+    return measure
+
+
 def test_values_intervals_and_counts(scores):
-    assert scores["verbmem_f"] > 80
-    assert scores["verbmem_holdout"] < 50
     assert set(scores) == {
-        "verbmem_f",
-        "verbmem_holdout",
-        "knowmem_f",
-        "knowmem_r",
+        *("verbmem_f", "verbmem_holdout", "knowmem_f", "knowmem_r", "auc_retain_holdout_min_40", "nll_forget"),
+        *("nll_retain", "nll_holdout", "mmlu_val", "mmlu_greedy", "mmlu_invalid", "nll_general", "degenerate"),
         *(f"auc_forget_holdout_{name}" for name in SCORES),
-        "auc_retain_holdout_min_40",
-        "nll_forget",
-        "nll_retain",
-        "nll_holdout",
-        "mmlu_val",
-        "mmlu_greedy",
-        "mmlu_invalid",
-        "nll_general",
-        "degenerate",
     }
     assert len(scores) == 23
     for name, metric in scores.metrics.items():
         assert metric.value == scores[name]
         if metric.count > 1:
             assert metric.low <= metric.value <= metric.high, name
-    assert scores.metrics["auc_forget_holdout_min_40"].count == 18
+    assert scores["verbmem_f"] > 80
+    assert scores["verbmem_holdout"] < 50
+    assert scores[AUC] < 0.2  # memorised
+    assert scores["nll_forget"] < scores["nll_holdout"]
+    assert (scores.metrics[AUC].count, scores.metrics["degenerate"].count) == (18, 7)
     assert scores.metrics["verbmem_holdout"].higher_is_better is None
     assert scores.metrics["knowmem_r"].low is None  # one question has no interval
-    assert scores["auc_forget_holdout_min_40"] < 0.2  # memorised
-    assert scores["nll_forget"] < scores["nll_holdout"]
-    for part in ("forget", "retain", "holdout"):
-        losses = [r["scores"]["ppl"] for r in scores.items_of("membership") if r["set"] == part]
-        assert scores[f"nll_{part}"] == pytest.approx(sum(losses) / len(losses), rel=1e-12), part
-    assert scores.metrics["degenerate"].count == 7
     with pytest.raises(KeyError, match="'privleak' was not measured; measured: verbmem_f"):
         scores["privleak"]
+    assert scores.notes == (
+        "a note of the data",
+        "privleak is not reported: no reference model was given; auc_forget_holdout_min_40 is its raw value",
+    )
 
 
 def test_records_make_the_values(scores):
@@ -87,7 +80,9 @@ def test_records_make_the_values(scores):
     texts = scores.items_of("auc_forget_holdout_ppl")
     assert texts is scores.items_of("privleak")
     assert texts is scores.items_of("nll_forget")
-    losses = {part: [t["scores"]["ppl"] for t in texts if t["set"] == part] for part in ("forget", "holdout")}
+    losses = {part: [t["scores"]["ppl"] for t in texts if t["set"] == part] for part in ("forget", "retain", "holdout")}
+    for part, values in losses.items():
+        assert scores[f"nll_{part}"] == pytest.approx(sum(values) / len(values), rel=1e-12), part
     assert scores["auc_forget_holdout_ppl"] == membership_auc(losses["forget"], losses["holdout"])
     general = scores.items_of("nll_general")
     assert all(record["tokens"] <= 3 for record in general)
@@ -100,11 +95,14 @@ def test_records_make_the_values(scores):
         scores.items_of("tofu_forget")
 
 
-def test_without_reference_privleak_is_not_reported_and_the_note_says_why(scores):
-    assert scores.notes == (
-        "a note of the data",
-        "privleak is not reported: no reference model was given; auc_forget_holdout_min_40 is its raw value",
-    )
+def test_membership_scores_of_one_text():
+    text = "Some Text, some text."
+    scores = text_scores(text, [-1.0, -3.0], [-4.0])
+    assert tuple(scores) == SCORES
+    assert (scores["ppl"], scores["ppl_lower"]) == (2.0, 0.5)
+    assert scores["ppl_zlib"] == 2.0 / len(zlib.compress(text.encode()))
+    assert scores["min_5"] == scores["min_40"] == 3.0
+    assert "ppl_lower" not in text_scores(text, [-1.0])
 
 
 def test_kept_documents_are_measured_without_holdout_texts_and_change_the_hash_only_where_given(reciter, tokenizer):
@@ -136,60 +134,47 @@ def test_file_format(scores, tmp_path):
         Scores.from_dict({"schema": "other"})
 
 
-def test_with_a_reference(reciter, model, tokenizer, scores):
-    reference = evaluate(model, tokenizer, BENCHMARK, measurements=["privleak"])
-    auc = reference["auc_forget_holdout_min_40"]
-    for given in (reference, reference.to_dict(), json.loads(json.dumps(reference.to_dict()))):
-        result = evaluate(reciter, tokenizer, BENCHMARK, measurements=["privleak"], reference_scores=given)
+def test_with_a_reference(membership, model):
+    reference = membership(model)
+    for given in (reference, json.loads(json.dumps(reference.to_dict()))):
+        result = membership(reference=given)
         metric = result.metrics["privleak"]
-        assert metric.value == pytest.approx(privleak(result["auc_forget_holdout_min_40"], auc))
+        assert metric.value == pytest.approx(privleak(result[AUC], reference[AUC]))
         assert metric.low <= metric.value <= metric.high
         assert metric.higher_is_better is None
-    itself = evaluate(model, tokenizer, BENCHMARK, measurements=["privleak"], reference_scores=reference)
-    assert (itself["privleak"], itself.metrics["privleak"].low, itself.metrics["privleak"].high) == (0.0, 0.0, 0.0)
-    undefined = evaluate(reciter, tokenizer, BENCHMARK, measurements=["privleak"], reference_scores=0.0)
+    itself = membership(model, reference).metrics["privleak"]
+    assert (itself.value, itself.low, itself.high) == (0.0, 0.0, 0.0)
+    undefined = membership(reference=0.0)
     assert "privleak" not in undefined
     assert any("the reference model's AUC is 0" in note for note in undefined.notes)
-    number = evaluate(reciter, tokenizer, BENCHMARK, measurements=["privleak"], reference_scores=0.5)
-    assert number["privleak"] == pytest.approx(200 * number["auc_forget_holdout_min_40"] - 100)
+    number = membership(reference=0.5)
+    assert number["privleak"] == pytest.approx(200 * number[AUC] - 100)
     assert "taken as exact" in number.notes[1]
 
 
-def test_saturation_is_said(reciter, tokenizer):
-    few = dataclasses.replace(
-        BENCHMARK, membership_forget=(MEMORISED[:80], MEMORISED[:90]), membership_holdout=(UNSEEN[:80], UNSEEN[:90])
-    )
-    result = evaluate(reciter, tokenizer, few, measurements=["privleak"], reference_scores=0.4)
+def test_saturation_is_said(membership):
+    known, unknown = (MEMORISED[:80], MEMORISED[:90]), (UNSEEN[:80], UNSEEN[:90])
+    result = membership(reference=0.4, membership_forget=known, membership_holdout=unknown)
     assert result["privleak"] == -100.0
     assert "saturated: the AUC is 0.0000 and the value can go no further than -100.0" in result.notes[-1]
-    turned = dataclasses.replace(
-        few, membership_forget=few.membership_holdout, membership_holdout=few.membership_forget
-    )
-    result = evaluate(reciter, tokenizer, turned, measurements=["privleak"], reference_scores=0.4)
+    result = membership(reference=0.4, membership_forget=unknown, membership_holdout=known)
     assert result["privleak"] == pytest.approx(150.0)
     assert "+150.0" in result.notes[-1]
 
 
-def test_a_reference_on_other_data_is_refused(reciter, tokenizer, scores):
-    other = dataclasses.replace(BENCHMARK, general_texts=())
+def test_a_reference_on_other_data_is_refused(membership, reciter, tokenizer, scores):
     with pytest.raises(ValueError, match="measure the reference on the same benchmark"):
-        evaluate(reciter, tokenizer, other, measurements=["privleak"], reference_scores=scores)
+        membership(reference=scores, general_texts=())
     partial = evaluate(reciter, tokenizer, BENCHMARK, measurements=["nll_general"])
     with pytest.raises(ValueError, match="no membership records"):
-        evaluate(reciter, tokenizer, BENCHMARK, measurements=["privleak"], reference_scores=partial)
+        membership(reference=partial)
 
 
 def test_absent_parts_are_named(reciter, tokenizer):
     result = evaluate(reciter, tokenizer, Benchmark(name="empty"))
     assert dict(result) == {}
-    assert [note.split(" ")[0] for note in result.notes] == [
-        "verbmem_f",
-        "knowmem_f",
-        "knowmem_r",
-        "privleak",
-        "mmlu_val",
-        "nll_general",
-    ]
+    absent = ["verbmem_f", "knowmem_f", "knowmem_r", "privleak", "mmlu_val", "nll_general"]
+    assert [note.split(" ")[0] for note in result.notes] == absent
     only = evaluate(reciter, tokenizer, Benchmark(name="empty"), measurements=["knowmem_f"])
     assert only.notes == ("knowmem_f is not measured: the benchmark has no questions about the forget set",)
     for wrong in (["rouge"], "verbmem_f"):
@@ -205,32 +190,17 @@ def test_model_and_random_state_stay(model, tokenizer):
     assert training.training
     assert torch.equal(state, torch.random.get_rng_state())
     second = evaluate(training, tokenizer, BENCHMARK, batch_size=1, progress=True)
-    assert first.metrics.keys() == second.metrics.keys()
-    for name in first:
-        assert first[name] == pytest.approx(second[name], rel=1e-4)
+    assert dict(first) == pytest.approx(dict(second), rel=1e-4)
     assert first.records["verbmem_f"] == second.records["verbmem_f"]
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"membership_forget": ("",)}, r"membership text 0 of forget is '', 1 token\(s\): at least 2"),
-        ({"general_texts": ("good text", "")}, r"text 1 has 1 token\(s\): at least 2"),
-    ],
-)
-def test_texts_of_one_token_are_refused(model, tokenizer, change, message):
-    with pytest.raises(ValueError, match=message):
-        evaluate(model, tokenizer, dataclasses.replace(BENCHMARK, **change), measurements=["privleak", "nll_general"])
-
-
-def test_one_letter_is_enough_where_a_begin_token_is_added(model, tokenizer):
-    one = dataclasses.replace(BENCHMARK, membership_forget=("a",), membership_holdout=("b",))
-    result = evaluate(model, tokenizer, one, measurements=["privleak"])
-    assert result.metrics["auc_forget_holdout_min_40"].value in (0.0, 0.5, 1.0)
-    assert result.metrics["auc_forget_holdout_min_40"].low is None
-
-
-def test_long_texts_are_cut_and_said(model, tokenizer):
+def test_short_and_long_texts(membership, model, tokenizer):
+    with pytest.raises(ValueError, match=r"membership text 0 of forget is '', 1 token\(s\): at least 2"):
+        membership(membership_forget=("",))
+    # one letter is enough where a begin token is added
+    one = membership(membership_forget=("a",), membership_holdout=("b",)).metrics[AUC]
+    assert one.value in (0.0, 0.5, 1.0)
+    assert one.low is None
     long = dataclasses.replace(
         BENCHMARK, membership_forget=(MEMORISED * 10,), verbatim_forget=(Probe(MEMORISED * 10, "x"),)
     )
@@ -244,5 +214,3 @@ def test_broken_weights_are_an_error(model, tokenizer):
     broken.model.norm.weight.data[:] = float("nan")
     with pytest.raises(ValueError, match="NaN"):
         evaluate(broken, tokenizer, BENCHMARK)
-    with pytest.raises(ValueError, match="NaN"):
-        mean_metric([float("nan")], higher_is_better=True)

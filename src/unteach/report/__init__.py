@@ -1,12 +1,10 @@
 """The report: reads run folders and scores files, never a model.
 
-    load.py ─▶ tables.py ─▶ examples.py, plots.py ─▶ page.py (template.html, style.css)
-                                                 └▶ exports.py (Markdown, CSV)
+    load.py ─▶ tables.py (CSV) ─▶ examples.py, plots.py ─▶ page.py (template.html, style.css; template.md)
 
 `published.json` holds figures published by others, always shown apart from ours.
 """
 
-from unteach.report.exports import write_tensorboard
-from unteach.report.page import write_report
+from unteach.report.page import write_report, write_tensorboard
 
 __all__ = ["write_report", "write_tensorboard"]

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
 
-from unteach.evaluation.scores import Scores
 from unteach.report.load import number
-from unteach.report.tables import Role, Section
+from unteach.report.tables import Section
 
 WORD = re.compile(r"\w+")
 PASSAGE = 3
@@ -23,26 +21,22 @@ SETS = (
 )
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """A stretch of output: ordinary, common words (`word`), or a recited passage (`passage`)."""
 
     text: str
     level: Literal["", "word", "passage"] = ""
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(NamedTuple):
     """One model's output. `score` is ROUGE-L in percent."""
 
     label: str
-    role: str
     pieces: tuple[Piece, ...]
     score: float | None
 
 
-@dataclass(frozen=True)
-class Example:
+class Example(NamedTuple):
     """One prompt with the expected text and what each model made of it."""
 
     prompt: str
@@ -50,8 +44,7 @@ class Example:
     answers: tuple[Answer, ...]
 
 
-@dataclass(frozen=True)
-class ExampleSet:
+class ExampleSet(NamedTuple):
     """Examples of one metric, and how many there were to choose from."""
 
     metric: str
@@ -86,11 +79,9 @@ def recited(expected: str, output: str) -> tuple[Piece, ...]:
     it is a passage. Joined, the pieces are the output again.
     """
     spans = [match.span() for match in WORD.finditer(output)]
-    pairs = common_subsequence(
-        [word.casefold() for word in WORD.findall(expected)], [output[a:b].casefold() for a, b in spans]
-    )
+    words = [word.casefold() for word in WORD.findall(expected)]
     stretches: list[list[tuple[int, int]]] = []
-    for pair in pairs:
+    for pair in common_subsequence(words, [output[a:b].casefold() for a, b in spans]):
         if stretches and (pair[0] - 1, pair[1] - 1) == stretches[-1][-1]:
             stretches[-1].append(pair)
         else:
@@ -98,13 +89,11 @@ def recited(expected: str, output: str) -> tuple[Piece, ...]:
     pieces, position = [], 0
     for stretch in stretches:
         start, end = spans[stretch[0][1]][0], spans[stretch[-1][1]][1]
-        if start > position:
-            pieces.append(Piece(output[position:start]))
+        pieces.append(Piece(output[position:start]))
         pieces.append(Piece(output[start:end], "passage" if len(stretch) >= PASSAGE else "word"))
         position = end
-    if position < len(output):
-        pieces.append(Piece(output[position:]))
-    return tuple(pieces)
+    pieces.append(Piece(output[position:]))
+    return tuple(piece for piece in pieces if piece.text)
 
 
 def shorten(text: str, words: int = LONGEST, *, keep: Literal["start", "end"] = "start") -> str:
@@ -112,67 +101,41 @@ def shorten(text: str, words: int = LONGEST, *, keep: Literal["start", "end"] = 
     matches = list(WORD.finditer(text))
     if len(matches) <= words:
         return text
-    if keep == "end":
-        return "… " + text[matches[-words].start() :]
-    return text[: matches[words - 1].end()] + " …"
+    return "… " + text[matches[-words].start() :] if keep == "end" else text[: matches[words - 1].end()] + " …"
 
 
 def choose(section: Section) -> list[ExampleSet]:
     """Examples for each kind of probe, spread evenly over the score before (or of the first model measured).
 
-    Only probes that every shown model answered are used, so that columns compare.
+    Models are the one before, the retrained one, then the first measured seed of each method. Only probes that every
+    one of them answered are used, so that columns compare.
     """
-    models = _models(section)
+    rows = [("before", section.first("target")), ("retrained", section.first("retrained"))]
+    models = [(label, row.results[0]) for label, row in rows if row is not None and row.results]
+    trained = [(row.label, row.results[0]) for row in section.trained if row.results]
     sets = []
     for metric, title, wanted in SETS:
-        answered = [
-            (label, role, {_key(item): item for item in result.records[metric]})
-            for label, role, result in models
-            if result.records.get(metric)
-        ]
-        if not any(role == "method" for _, role, _ in answered):
+        if not any(result.records.get(metric) for _, result in trained):
             continue
-        keys = [key for key in answered[0][2] if all(key in items for _, _, items in answered)]
-        first = answered[0][2]
+        answered: list[tuple[str, dict[tuple[str, str], dict[str, Any]]]] = []
+        for label, result in (*models, *trained):
+            if found := result.records.get(metric):
+                answered.append((label, {(str(i.get("prompt", "")), str(i.get("expected", ""))): i for i in found}))
+        first = answered[0][1]
+        keys = [key for key in first if all(key in items for _, items in answered)]
         keys.sort(key=lambda key: -(number(first[key].get("score")) or 0.0))
         count = min(wanted, len(keys))
-        picked = [keys[round(i * (len(keys) - 1) / max(count - 1, 1))] for i in range(count)]
-        examples = tuple(_example(key, answered) for key in picked)
+        examples = []
+        for place in range(count):
+            key = keys[round(place * (len(keys) - 1) / max(count - 1, 1))]
+            prompt, expected = key[0][max(0, key[0].rfind("Question:")) :], shorten(key[1])
+            answers = []
+            for label, items in answered:
+                score = number(items[key].get("score"))
+                percent = None if score is None else 100 * score if score <= 1 else score
+                pieces = recited(expected, shorten(str(items[key].get("output", ""))))
+                answers.append(Answer(label, pieces, percent))
+            examples.append(Example(shorten(prompt, 60, keep="end"), expected, tuple(answers)))
         if examples:
-            sets.append(ExampleSet(metric, title, examples, len(keys)))
+            sets.append(ExampleSet(metric, title, tuple(examples), len(keys)))
     return sets
-
-
-def _models(section: Section) -> list[tuple[str, str, Scores]]:
-    """Label, role and result of the models to show: before, retrained, then the first seed of each method."""
-    models: list[tuple[str, str, Scores]] = []
-    roles: tuple[Role, ...] = ("target", "retrained")
-    for role in roles:
-        reference = section.first(role)
-        if reference is not None and reference.members[0].result is not None:
-            models.append(("before" if role == "target" else "retrained", role, reference.members[0].result))
-    for method in section.trained:
-        result = next((member.result for member in method.members if member.result is not None), None)
-        if result is not None:
-            models.append((method.label, "method", result))
-    return models
-
-
-def _key(item: Mapping[str, Any]) -> tuple[str, str]:
-    return str(item.get("prompt", "")), str(item.get("expected", ""))
-
-
-def _example(
-    key: tuple[str, str], answered: Sequence[tuple[str, str, Mapping[tuple[str, str], Mapping[str, Any]]]]
-) -> Example:
-    prompt, expected = key
-    question = prompt.rfind("Question:")
-    prompt = prompt[question:] if question > 0 else prompt
-    expected = shorten(expected)
-    answers = []
-    for label, role, items in answered:
-        score = number(items[key].get("score"))
-        percent = None if score is None else 100 * score if score <= 1 else score
-        output = shorten(str(items[key].get("output", "")))
-        answers.append(Answer(label, role, recited(expected, output), percent))
-    return Example(shorten(prompt, 60, keep="end"), expected, tuple(answers))

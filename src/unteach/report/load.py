@@ -16,11 +16,15 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from unteach.evaluation.formulas import Metric
 from unteach.evaluation.scores import SCHEMA, Scores
 
 RUN_FILES = ("config.yaml", "metrics.jsonl", "evaluations", "result.json")
 UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
+RULES = {"stop": "met", "max_steps": "not met: too many steps", "utility_floor": "not met: damage"}
+"""By which rule a run ended, in words."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +44,9 @@ class Run:
     evaluations: tuple[Scores, ...]
     references: tuple[Scores, ...]
     outcome: Mapping[str, Any]
-    notes: tuple[str, ...] = ()
-    watched: tuple[Mapping[str, Any], ...] = ()
+    watched: tuple[Mapping[str, Any], ...]
     """What the stop rule saw at each of its evaluations."""
+    notes: tuple[str, ...]
 
     def over_steps(self, metric: str) -> list[tuple[int, float]]:
         """A score wherever it was measured: by the stop rule where that did so twice, else by the evaluations."""
@@ -58,18 +62,14 @@ class Run:
     def after(self) -> Scores | None:
         """The evaluation of the kept model: at the stop rule's step, else the last one after step 0."""
         trained = [result for result in self.evaluations if result.step]
-        stop = self.outcome.get("stop")
-        kept = stop.get("step") if isinstance(stop, Mapping) else None
+        kept = _mapping(self.outcome.get("stop")).get("step")
         return next((result for result in trained if result.step == kept), trained[-1] if trained else None)
 
     @property
     def base(self) -> dict[str, float]:
         """Scores of the base model on the stop rule's passages, where there was one."""
-        return {
-            key: value
-            for key, given in _mapping(self.outcome.get("base")).items()
-            if (value := number(given)) is not None
-        }
+        given = {key: number(value) for key, value in _mapping(self.outcome.get("base")).items()}
+        return {key: value for key, value in given.items() if value is not None}
 
     @property
     def documents(self) -> int | None:
@@ -80,17 +80,15 @@ class Run:
     @property
     def failure(self) -> str:
         """Why the run did not reach what it was meant to; empty where it did, or does not tell."""
-        if not self.outcome:
-            return "unfinished or interrupted"
-        return f"ended without meeting its rule: {self.reason}" if self.outcome.get("forgotten") is False else ""
+        if self.outcome and self.outcome.get("forgotten") is not False:
+            return ""
+        return f"ended without meeting its rule: {self.reason}" if self.outcome else self.reason
 
     @property
     def rule(self) -> str:
         """By which rule it ended, in words."""
         given = str(_mapping(self.outcome.get("stop")).get("rule") or "")
-        return {"stop": "met", "max_steps": "not met: too many steps", "utility_floor": "not met: damage"}.get(
-            given, given
-        )
+        return RULES.get(given, given)
 
     @property
     def reason(self) -> str:
@@ -101,10 +99,9 @@ class Run:
     @property
     def epochs(self) -> float | None:
         """How often the kept model had read the documents."""
-        told = number(self.outcome.get("epochs"))
-        reached = [row for row in self.steps if self.last_step is None or row["step"] <= self.last_step]
-        read = (value for row in reversed(reached) if (value := number(row.get("epoch"))) is not None)
-        return next(read, None) if told is None else told
+        last = math.inf if self.last_step is None else self.last_step
+        read = (number(row.get("epoch")) for row in reversed(self.steps) if row["step"] <= last)
+        return next((value for value in (number(self.outcome.get("epochs")), *read) if value is not None), None)
 
     @property
     def last_step(self) -> int | None:
@@ -130,9 +127,7 @@ def clean(value: Any) -> Any:
         return UNPRINTABLE.sub("�", value)
     if isinstance(value, Mapping):
         return {clean(str(key)): clean(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [clean(item) for item in value]
-    return value
+    return [clean(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def number(value: Any) -> float | None:
@@ -145,6 +140,15 @@ def number(value: Any) -> float | None:
         return None
 
 
+def _integer(value: Any) -> int | None:
+    finite = number(value)
+    return int(finite) if finite is not None and finite == int(finite) else None
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
 def load(paths: Sequence[Path]) -> ReportInputs:
     """Read run folders and scores files.
 
@@ -152,12 +156,15 @@ def load(paths: Sequence[Path]) -> ReportInputs:
         ValueError: nothing was given, or a path is missing, is no run folder, or holds broken or foreign
             files. One message names every problem, with file and line.
     """
-    inputs, problems = ReportInputs(), []
-    if not paths:
-        problems.append("no runs were given: pass at least one run folder or scores file")
+    inputs = ReportInputs()
+    problems = [] if paths else ["no runs were given: pass at least one run folder or scores file"]
     for path in dict.fromkeys(Path(path) for path in paths):
-        if path.is_dir():
-            _read_folder(path, inputs, problems)
+        if path.is_dir() and _is_run(path):
+            inputs.runs.append(_read_run(path, problems))
+        elif path.is_dir():
+            inside = ", ".join(sorted(child.name for child in path.iterdir() if _is_run(child)))
+            hint = f"; run folders inside it: {inside}" if inside else ""
+            problems.append(f"{path}: not a run folder (it has none of {', '.join(RUN_FILES)}){hint}")
         elif path.exists():
             inputs.results += _read_scores(path, problems)
         else:
@@ -167,88 +174,67 @@ def load(paths: Sequence[Path]) -> ReportInputs:
     return inputs
 
 
-def _read_folder(folder: Path, inputs: ReportInputs, problems: list[str]) -> None:
-    if not any((folder / name).exists() for name in RUN_FILES):
-        inside = sorted(child.name for child in folder.iterdir() if any((child / name).exists() for name in RUN_FILES))
-        hint = f"; run folders inside it: {', '.join(inside)}" if inside else ""
-        problems.append(f"{folder}: not a run folder (it has none of {', '.join(RUN_FILES)}){hint}")
-        return
+def _is_run(folder: Path) -> bool:
+    return any((folder / name).exists() for name in RUN_FILES)
+
+
+def _read_run(folder: Path, problems: list[str]) -> Run:
     notes: list[str] = []
     title = folder.resolve().name
-    config = _read_config(folder / "config.yaml", problems)
-    outcome = _read_json(folder / "result.json", problems) if (folder / "result.json").exists() else {}
-    if not isinstance(outcome, Mapping):
-        problems.append(f"{folder / 'result.json'}: expected an object, found {type(outcome).__name__}")
-        outcome = {}
+    config = _read_mapping(folder / "config.yaml", "settings as 'name: value'", problems)
+    outcome = _read_mapping(folder / "result.json", "an object", problems)
     steps = _read_steps(folder / "metrics.jsonl", problems, notes)
+    watched = _read_steps(folder / "evaluations" / "stop.jsonl", problems, notes)
     results = [
         result for file in sorted((folder / "evaluations").glob("*.json")) for result in _read_scores(file, problems)
     ]
     evaluations = sorted((result for result in results if result.step is not None), key=lambda r: r.step or 0)
-    trained = [result for result in evaluations if result.step]
+    last = next((result for result in reversed(evaluations) if result.step), None)
     if not outcome:
         notes.append(f"{title}: no result.json, so the run is unfinished or was interrupted")
-    name = outcome.get("name") or (trained[-1].name if trained else "") or config.get("name") or title
-    seed = next(
-        (
-            value
-            for value in (outcome.get("seed"), config.get("seed"), trained[-1].seed if trained else None)
-            if isinstance(value, int)
-        ),
-        None,
-    )
-    inputs.runs.append(
-        Run(
-            path=folder,
-            name=str(name),
-            seed=seed,
-            config=config,
-            steps=steps,
-            evaluations=tuple(evaluations),
-            references=tuple(result for result in results if result.step is None),
-            outcome=outcome,
-            notes=tuple(notes),
-            watched=_read_steps(folder / "evaluations" / "stop.jsonl", problems, notes),
-        )
+    seeds = outcome.get("seed"), config.get("seed"), last.seed if last else None
+    return Run(
+        path=folder,
+        name=str(outcome.get("name") or (last.name if last else "") or config.get("name") or title),
+        seed=next((seed for seed in seeds if isinstance(seed, int)), None),
+        config=config,
+        steps=steps,
+        evaluations=tuple(evaluations),
+        references=tuple(result for result in results if result.step is None),
+        outcome=outcome,
+        watched=watched,
+        notes=tuple(notes),
     )
 
 
-def _read_config(file: Path, problems: list[str]) -> Mapping[str, Any]:
-    if not file.exists():
-        return {}
-    import yaml
-
+def _read(file: Path, problems: list[str]) -> Any:
+    """The cleaned content of a JSON or YAML file, or None after noting the problem."""
     try:
-        config = yaml.safe_load(file.read_text(encoding="utf-8", errors="replace"))
+        text = file.read_text(encoding="utf-8", errors="replace")
+        return clean(yaml.safe_load(text) if file.suffix == ".yaml" else json.loads(text))
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark else ""
         problems.append(f"{file}{where}: not valid YAML ({getattr(error, 'problem', None) or 'unreadable'})")
-        return {}
-    if config is not None and not isinstance(config, Mapping):
-        problems.append(f"{file}: expected settings as 'name: value', found {type(config).__name__}")
-        return {}
-    return clean(config or {})
-
-
-def _read_json(file: Path, problems: list[str]) -> Any:
-    """The cleaned content of a JSON file, or {} after noting the problem."""
-    try:
-        return clean(json.loads(file.read_text(encoding="utf-8", errors="replace")))
     except json.JSONDecodeError as error:
         problems.append(f"{file}, line {error.lineno}: not valid JSON ({error.msg})")
     except (ValueError, RecursionError) as error:  # a number of thousands of digits, nesting without end
-        problems.append(f"{file}: not readable as JSON ({error})")
+        problems.append(f"{file}: not readable ({error})")
     except OSError as error:
         problems.append(f"{file}: cannot be read ({error.strerror})")
-    return {}
+    return None
+
+
+def _read_mapping(file: Path, expected: str, problems: list[str]) -> Mapping[str, Any]:
+    content = _read(file, problems) if file.exists() else None
+    if content is not None and not isinstance(content, Mapping):
+        problems.append(f"{file}: expected {expected}, found {type(content).__name__}")
+    return _mapping(content)
 
 
 def _read_steps(file: Path, problems: list[str], notes: list[str]) -> tuple[Mapping[str, Any], ...]:
     """The lines of metrics.jsonl; a half-written last line is left out and noted."""
-    if not file.exists():
-        return ()
-    lines = file.read_text(encoding="utf-8", errors="replace").split("\n")
+    lines = file.read_text(encoding="utf-8", errors="replace").split("\n") if file.exists() else []
     filled = [index for index, line in enumerate(lines) if line.strip()]
     rows: dict[float, Mapping[str, Any]] = {}
     for index in filled:
@@ -260,7 +246,7 @@ def _read_steps(file: Path, problems: list[str], notes: list[str]) -> tuple[Mapp
             else:
                 problems.append(f"{file}, line {index + 1}: not valid JSON ({error.msg})")
             continue
-        step = number(row.get("step")) if isinstance(row, Mapping) else None
+        step = number(_mapping(row).get("step"))
         if step is None:
             problems.append(f"{file}, line {index + 1}: expected an object with a number under 'step'")
         else:
@@ -271,51 +257,43 @@ def _read_steps(file: Path, problems: list[str], notes: list[str]) -> tuple[Mapp
 def _read_scores(file: Path, problems: list[str]) -> list[Scores]:
     """The results in a scores file: one result, a list of them, or a list under "results"."""
     found = len(problems)
-    content = _read_json(file, problems)
+    content = _read(file, problems)
     if len(problems) > found:
         return []
-    if isinstance(content, Mapping) and "results" in content:
-        content = content["results"]
+    content = _mapping(content).get("results", content)
     entries = content if isinstance(content, list) else [content]
     if not entries:
         problems.append(f"{file}: holds no results")
     results = []
     for index, entry in enumerate(entries):
-        where = f"{file}, result {index + 1}" if len(entries) > 1 else str(file)
-        problem = _result_problem(entry)
-        if problem:
-            problems.append(f"{where}: {problem}")
+        if problem := _result_problem(entry):
+            problems.append(f"{file}{f', result {index + 1}' if len(entries) > 1 else ''}: {problem}")
         else:
             results.append(_scores(entry, file))
     return results
 
 
-def _result_problem(entry: Any) -> str | None:
-    if not isinstance(entry, Mapping) or not isinstance(entry.get("metrics"), Mapping):
+def _result_problem(entry: Any) -> str:
+    metrics = _mapping(entry).get("metrics")
+    if not isinstance(metrics, Mapping):
         return "not a scores file (no object with 'metrics' in it)"
     if entry.get("schema", SCHEMA) != SCHEMA:
         return f"schema is {entry['schema']!r}, this version reads {SCHEMA!r}"
-    wrong = [
-        key
-        for key, metric in entry["metrics"].items()
-        if not isinstance(metric, Mapping | int | float | None) or isinstance(metric, bool)
-    ]
-    return f"metrics.{wrong[0]} is {entry['metrics'][wrong[0]]!r}, expected a number or an object" if wrong else None
+    for key, metric in metrics.items():
+        if not isinstance(metric, Mapping | int | float | None) or isinstance(metric, bool):
+            return f"metrics.{key} is {metric!r}, expected a number or an object"
+    return ""
 
 
 def _scores(entry: Mapping[str, Any], file: Path) -> Scores:
     """One result of a scores file, whatever is missing or broken in it left out; see `Scores.from_dict`."""
     benchmark, notes = _mapping(entry.get("benchmark")), entry.get("notes")
-    items = _mapping(entry.get("items"))
     metrics = {key: _metric(value) for key, value in entry["metrics"].items()}
+    records = {key: value for key, value in _mapping(entry.get("items")).items() if isinstance(value, list)}
     return Scores(
         benchmark=str(benchmark.get("name") or "unnamed benchmark"),
         metrics={key: metric for key, metric in metrics.items() if metric is not None},
-        records={
-            key: [item for item in value if isinstance(item, dict)]
-            for key, value in items.items()
-            if isinstance(value, list)
-        },
+        records={key: [item for item in value if isinstance(item, dict)] for key, value in records.items()},
         notes=tuple(map(str, notes)) if isinstance(notes, list) else (),
         settings=dict(_mapping(entry.get("settings"))),
         data_sha256=str(benchmark.get("data_sha256") or ""),
@@ -332,26 +310,12 @@ def _scores(entry: Mapping[str, Any], file: Path) -> Scores:
 def _metric(given: Any) -> Metric | None:
     """A measured value from an object or a bare number; None where there is no finite number."""
     fields = given if isinstance(given, Mapping) else {"value": given}
-    value, better = number(fields.get("value")), fields.get("higher_is_better")
+    value, low, high = (number(fields.get(key)) for key in ("value", "low", "high"))
     if value is None:
         return None
-    return Metric(
-        value=value,
-        low=number(fields.get("low")),
-        high=number(fields.get("high")),
-        count=_integer(fields.get("count")) or 0,
-        higher_is_better=better if isinstance(better, bool) else None,
-        unit=str(fields.get("unit") or ""),
-    )
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
-
-
-def _integer(value: Any) -> int | None:
-    finite = number(value)
-    return int(finite) if finite is not None and finite == int(finite) else None
+    better = fields.get("higher_is_better")
+    better = better if isinstance(better, bool) else None
+    return Metric(value, low, high, _integer(fields.get("count")) or 0, better, str(fields.get("unit") or ""))
 
 
 @dataclass(frozen=True)
@@ -376,27 +340,10 @@ def published() -> dict[str, Any]:
 
 def published_points(benchmark: str) -> list[Published]:
     """Points for the trade-off panels: others' methods, the paper's rows, then the paper's single runs."""
-    if benchmark not in PUBLISHED:
-        return []
-    named = [
-        (point["name"], group["source"], point["metrics"])
-        for group in published()["others"]
-        if group["benchmark"] == benchmark
-        for point in group["points"]
-    ]
-    named += [
-        (row["name"], "the paper, Table 1", {key: cell["value"] for key, cell in row["metrics"].items()})
-        for row in published()["paper"]["rows"]
-        if row["benchmark"] == benchmark
-    ]
-    found = [Published(index + 1, *entry) for index, entry in enumerate(named)]
-    return found + [
-        Published(None, run["name"], f"log {run['log']}", run["metrics"])
-        for run in published()["paper_runs"]["runs"]
-        if run["benchmark"] == benchmark
-    ]
-
-
-def published_rows(benchmark: str) -> list[dict[str, Any]]:
-    """The paper's Table 1 for one benchmark."""
-    return [row for row in published()["paper"]["rows"] if row["benchmark"] == benchmark]
+    lists = published()["others"], published()["paper"]["rows"], published()["paper_runs"]["runs"]
+    others, rows, runs = ([entry for entry in entries if entry["benchmark"] == benchmark] for entries in lists)
+    named = [(point["name"], group["source"], point["metrics"]) for group in others for point in group["points"]]
+    for row in rows:
+        named.append((row["name"], "the paper, Table 1", {key: cell["value"] for key, cell in row["metrics"].items()}))
+    single = [Published(None, run["name"], f"log {run['log']}", run["metrics"]) for run in runs]
+    return [Published(place, *entry) for place, entry in enumerate(named, 1)] + single

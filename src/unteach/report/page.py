@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
+from unteach.evaluation import verdict
 from unteach.evaluation.metrics import METRICS, PRIVLEAK_MISSING
-from unteach.evaluation.verdict import Finding, sentence
-from unteach.report.examples import ExampleSet, choose
-from unteach.report.exports import csv_table, markdown, write_tensorboard
-from unteach.report.load import PUBLISHED, ReportInputs, Run, load, number, published, published_points, published_rows
+from unteach.report.examples import ExampleSet, Piece, choose
+from unteach.report.load import PUBLISHED, Published, ReportInputs, Run, load, number, published, published_points
 from unteach.report.plots import evaluation_figures, keys_of, tradeoff_figures, training_figures
 from unteach.report.style import Figure, look
-from unteach.report.tables import (
-    MethodRow,
-    Section,
-    flatten,
-    format_cell,
-    format_interval,
-    methods_of,
-    sections_of,
-    settings_table,
-)
-from unteach.writing import format_number
+from unteach.report.tables import MethodRow, Section, csv_table, flatten, methods_of, sections_of, settings_table
+from unteach.writing import format_number, markdown_table
+
+MARKUP = re.compile(r"([\\`*_{}\[\]#|~$]|:(?=//)|(?<=www)\.|^[-+=]|(?<=^\d)[.)]|(?<=^\d\d)[.)])", re.IGNORECASE)
+"""What may start Markdown: emphasis, code, links (bare ones too), tables, formulas, lists at the start."""
 
 
 @dataclass(frozen=True)
@@ -33,11 +28,10 @@ class SectionReport:
     """All that the page shows about one section."""
 
     section: Section
-    verdicts: Mapping[str, Sequence[Finding]]
-    tradeoffs: Sequence[Figure]
-    over_steps: Sequence[Figure]
-    examples: Sequence[ExampleSet]
-    points: Sequence[Any]
+    tradeoffs: list[Figure]
+    over_steps: list[Figure]
+    examples: list[ExampleSet]
+    points: list[Published]
 
 
 @dataclass(frozen=True)
@@ -45,44 +39,29 @@ class Report:
     """The report before it is written."""
 
     headline: str
-    methods: Sequence[MethodRow]
-    sections: Sequence[SectionReport]
-    training: Sequence[Figure]
-    published: Sequence[str]
+    methods: list[MethodRow]
+    sections: list[SectionReport]
+    training: list[Figure]
+    published: list[str]
     """Measured benchmarks for which there are figures of others."""
-    ends: Sequence[tuple[MethodRow, Run]]
-    notes: Sequence[str]
+    ends: list[tuple[MethodRow, Run]]
+    notes: list[str]
     inputs: ReportInputs
-
-    @property
-    def figures(self) -> list[Figure]:
-        """Every figure, in the order of the page."""
-        return [*(f for part in self.sections for f in (*part.tradeoffs, *part.over_steps)), *self.training]
 
 
 def build(paths: Sequence[Path]) -> Report:
-    """Read the runs and make everything the page needs.
-
-    Raises:
-        ValueError: see `load`.
-    """
+    """Read the runs and make everything the page needs; `load` says what it refuses."""
     inputs = load(paths)
     methods = methods_of(inputs)
-    parts = []
     sections = sections_of(methods)
+    parts = []
     for index, section in enumerate(sections):
         suffix = f"-{index + 1}" if len(sections) > 1 else ""
         points = published_points(section.benchmark)
-        parts.append(
-            SectionReport(
-                section,
-                section.findings,
-                tradeoff_figures(section, points, suffix),
-                evaluation_figures(section, suffix),
-                choose(section),
-                points,
-            )
-        )
+        figures = tradeoff_figures(section, points, suffix), evaluation_figures(section, suffix)
+        parts.append(SectionReport(section, *figures, choose(section), points))
+    results = [result for run in inputs.runs for result in (*run.evaluations, *run.references)] + inputs.results
+    notes = [note for each in (inputs.runs, results) for source in each for note in source.notes]
     return Report(
         headline=headline(sections, inputs.runs),
         methods=methods,
@@ -90,7 +69,7 @@ def build(paths: Sequence[Path]) -> Report:
         training=training_figures(methods),
         published=[name for name in PUBLISHED if any(name == section.benchmark for section in sections)],
         ends=[(method, run) for method in methods for run in method.runs],
-        notes=collect_notes(inputs),
+        notes=list(dict.fromkeys(notes)),
         inputs=inputs,
     )
 
@@ -101,84 +80,103 @@ def headline(sections: Sequence[Section], runs: Sequence[Run]) -> str:
     for section in sections:
         if found := section.findings:
             row = next(row for row in section.trained if row.label in found)
-            judged[section.title] = sentence(found, row.steps().mean)
-    if not judged:
-        return _unmeasured(sections, runs)
-    return " ".join(f"{title}: {said}" if len(judged) > 1 else said for title, said in judged.items())
-
-
-def _unmeasured(sections: Sequence[Section], runs: Sequence[Run]) -> str:
-    """What can be said when no trained model was measured."""
+            judged[section.title] = verdict.sentence(found, row.steps().mean)
+    if judged:
+        return " ".join(f"{title}: {said}" if len(judged) > 1 else said for title, said in judged.items())
     run = next((run for run in runs if run.steps), None)
     if run is None:
-        return (
-            "No method to judge: only models before or without unlearning were measured."
-            if sections
-            else "Nothing was measured yet."
-        )
-    values = [value for row in run.steps if (value := number(row.get("nll_forget"))) is not None]
-    change = (
-        f": the loss on the forget documents went from {values[0]:.2f} to {values[-1]:.2f} nats per token"
-        if values
-        else ""
-    )
+        nothing = "Nothing was measured yet."
+        return "No method to judge: only models before or without unlearning were measured." if sections else nothing
+    losses = [value for row in run.steps if (value := number(row.get("nll_forget"))) is not None]
+    change = f": the loss on the forget documents went from {losses[0]:.2f} to {losses[-1]:.2f}" if losses else ""
+    said = f"no evaluation of a trained model yet{change}{' nats per token' if change else ''}"
     others = f" and {len(runs) - 1} more" if len(runs) > 1 else ""
-    return f"{run.name}{others}: {run.last_step or 0:,} steps, no evaluation of a trained model yet{change}."
-
-
-def collect_notes(inputs: ReportInputs) -> list[str]:
-    """Notes of runs and results, each once."""
-    notes = [note for run in inputs.runs for note in run.notes]
-    results = [result for run in inputs.runs for result in (*run.evaluations, *run.references)] + inputs.results
-    notes += [note for result in results for note in result.notes]
-    return list(dict.fromkeys(notes))
+    return f"{run.name}{others}: {run.last_step or 0:,} steps, {said}."
 
 
 def duration(seconds: float) -> str:
     """Seconds as people say them: 41 s, 3 min 20 s, 2 h 5 min."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"
 
 
-def render(report: Report) -> str:
-    """The page as HTML; every text that came from a file is escaped by the template engine."""
+def escape_markdown(text: str) -> str:
+    """Plain text for Markdown: nothing in it is taken for markup, HTML, a link or a table's border."""
+    text = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return MARKUP.sub(r"\\\1", text)
+
+
+def _marked(pieces: Sequence[Piece]) -> str:
+    """Output as Markdown, recited passages bold."""
+    text = ""
+    for piece in pieces:
+        body, bold = escape_markdown(piece.text), "**" if piece.level == "passage" else ""
+        start, end = (" " if edge.isspace() else "" for edge in (piece.text[0], piece.text[-1]))
+        text += f"{start}{bold}{body}{bold}{end}" if body else " "
+    return text.strip()
+
+
+def _table(titles: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    shown = [["–" if cell is None else escape_markdown(str(cell)) for cell in row] for row in rows]
+    return markdown_table([*map(escape_markdown, titles)], shown)
+
+
+def _score_table(section: Section) -> str:
+    head = ["", *(f"{escape_markdown(key)} {section.info(key).arrow}".strip() for key in section.columns), "steps"]
+    rows = [[escape_markdown(method.label)] for method in section.methods]
+    for key in section.columns:
+        places = section.info(key).decimals
+        for row, cell in zip(rows, section.cells(key).values(), strict=True):
+            value = f"**{cell.text(places)}**" if cell.best else cell.text(places)
+            row.append(f"{value} {cell.interval(places)}".strip())
+    for row, method in zip(rows, section.methods, strict=True):
+        row.append(method.steps().text(0))
+    return markdown_table(head, rows)
+
+
+def _render(name: str, report: Report, folder: str) -> str:
+    """The page (`template.html`) or the text (`template.md`): texts from files are escaped by the template engine."""
     from jinja2 import Environment
     from markupsafe import Markup, escape
 
-    folder = files("unteach.report")
-    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    def markdown(value: Any) -> Markup:
+        return value if isinstance(value, Markup) else Markup(escape_markdown(str(value)))
+
+    finalize = markdown if name.endswith(".md") else None
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, finalize=finalize)
     environment.globals.update(
         look=look,
         number=format_number,
-        cell=format_cell,
-        interval=format_interval,
         keys_of=keys_of,
         duration=duration,
-        breakable=lambda text: Markup("_<wbr>" if len(text) > 14 else "_").join(
-            escape(part) for part in text.split("_")
-        ),
+        breakable=lambda text: Markup("_<wbr>" if len(text) > 14 else "_").join(map(escape, text.split("_"))),
         together=lambda text: text.replace(" %", "\u00a0%"),
+        verdict_lines=verdict.lines,
+        marked=lambda pieces: Markup(_marked(pieces)),
+        table=lambda titles, rows: Markup(_table(titles, rows)),
+        score_table=lambda section: Markup(_score_table(section)),
+        safe=Markup,
         metrics=METRICS,
         privleak_missing=PRIVLEAK_MISSING,
-        safe=Markup,
-    )
-    setting_columns, settings = settings_table(report.methods)
-    template = environment.from_string(folder.joinpath("template.html").read_text(encoding="utf-8"))
-    return template.render(
-        report=report,
-        facts=_facts(report),
-        style=Markup(folder.joinpath("style.css").read_text(encoding="utf-8")),
-        setting_columns=setting_columns,
-        settings=settings,
         published=published(),
         published_titles=PUBLISHED,
-        published_rows=published_rows,
+    )
+    templates = files("unteach.report")
+    inputs, (columns, settings) = report.inputs, settings_table(report.methods)
+    measured = [run.before if run.after is None else run.after for run in inputs.runs]
+    return environment.from_string(templates.joinpath(name).read_text(encoding="utf-8")).render(
+        report=report,
+        folder=folder,
+        style=Markup(templates.joinpath("style.css").read_text(encoding="utf-8")),
+        facts=_facts(report),
+        setting_columns=columns,
+        settings=settings,
+        setting_rows=[(key, *values) for key, values, _ in settings],
+        ends=[(m.label, run.seed, run.last_step, run.rule or None, run.reason or None) for m, run in report.ends],
         data=_data(report),
-        sources=_sources(report),
+        sources=[one for one in (*measured, *inputs.results) if one is not None],
     )
 
 
@@ -189,13 +187,12 @@ def _facts(report: Report) -> list[str]:
     models = dict.fromkeys(str(run.config["model"]) for run in runs if run.config.get("model"))
     documents = dict.fromkeys(f"{run.documents:,} documents" for run in runs if run.documents)
     days = sorted(result.created[:10] for result in results if result.created)[-1:]
-    benchmarks = [part.section.title for part in report.sections]
+    benchmarks = [part.section.title for part in report.sections if part.section.title not in models]
     methods = sum(method.role == "method" for method in report.methods)
-    count = [f"{methods} methods"] if methods > 1 else []
-    return [*models, *days, *documents, *(name for name in benchmarks if name not in models), *count]
+    return [*models, *days, *documents, *benchmarks, *([f"{methods} methods"] if methods > 1 else [])]
 
 
-def _data(report: Report) -> list[tuple[str, list[tuple[str, str]]]]:
+def _data(report: Report) -> list[tuple[str, tuple[tuple[str, str], ...]]]:
     """Counts of test items and of training data; methods with the same data share a table."""
 
     def lines(counts: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
@@ -205,81 +202,17 @@ def _data(report: Report) -> list[tuple[str, list[tuple[str, str]]]]:
     trained: dict[tuple[tuple[str, str], ...], list[str]] = {}
     for method in report.methods:
         counts = next((c for run in method.runs if isinstance(c := run.outcome.get("counts"), Mapping)), {})
-        trained.setdefault(lines(counts), []).append(method.label)
-    trained.pop((), None)
-    alone = len(trained) == 1
-    tables += [("Training data" if alone else f"Training data, {', '.join(m)}", c) for c, m in trained.items()]
-    return [(title, list(counts)) for title, counts in tables if counts]
-
-
-def _sources(report: Report) -> list[tuple[str, str]]:
-    """Where each result came from: file, model, hashes, versions."""
-    inputs = report.inputs
-    results = [run.before if run.after is None else run.after for run in inputs.runs] + list(inputs.results)
-    lines = []
-    for result in results:
-        if result is not None:
-            versions = ", ".join(f"{key} {value}" for key, value in result.versions.items())
-            facts = (
-                ("model", result.model),
-                ("model sha256", (result.model_sha256 or "")[:12]),
-                ("data sha256", result.data_sha256[:12]),
-                ("measured", result.created),
-                ("with", versions),
-            )
-            name = result.name if result.seed is None else f"{result.name}, seed {result.seed}"
-            lines.append((name, " · ".join(f"{key} {value}" for key, value in facts if value)))
-    return lines
+        if counts:
+            trained.setdefault(lines(counts), []).append(method.label)
+    for counted, labels in trained.items():
+        tables.append((f"Training data, {', '.join(labels)}" if len(trained) > 1 else "Training data", counted))
+    return [(title, counted) for title, counted in tables if counted]
 
 
 def write_report(runs: Sequence[Path], out: Path) -> Path:
-    """Write the report of one or more runs.
-
-    Beside `out` (say report.html) lie report.md, report.csv and the folder report_figures with every figure
-    as SVG and PNG. The same runs always give the same bytes.
-
-    Args:
-        runs: run folders or scores files (`unteach.scores/1`).
-        out: the page to write; its folder is made if need be.
-
-    Returns:
-        `out`.
-
-    Raises:
-        ValueError: a run cannot be read, or `out` is a folder. One message names every problem.
-    """
-    out = Path(out)
-    check_out(out)
-    write(build(runs), out)
-    return out
-
-
-def check_out(out: Path) -> None:
-    """Refuse an `out` that cannot be a page, before any work is done."""
-    if out.is_dir() or not out.suffix:
-        raise ValueError(f"out is {str(out)!r}, a folder or a name without ending: give a file such as report.html")
-
-
-def write(report: Report, out: Path) -> dict[str, Any]:
-    """Write page, Markdown, CSV and figures; returns their paths."""
-    folder = out.with_name(f"{out.stem}_figures")
-    texts = {
-        out: render(report),
-        out.with_suffix(".md"): markdown(report, folder.name),
-        out.with_suffix(".csv"): csv_table([part.section for part in report.sections]),
-    }
-    out.parent.mkdir(parents=True, exist_ok=True)
-    for path, text in texts.items():
-        path.write_text(text, encoding="utf-8", newline="\n")
-    written = []
-    if report.figures:
-        folder.mkdir(exist_ok=True)
-    for figure in report.figures:
-        for suffix, content in figure.files.items():
-            path = folder / f"{figure.name}{suffix}"
-            path.write_bytes(content)
-            written.append(path)
-    return {"page": out, "markdown": out.with_suffix(".md"), "csv": out.with_suffix(".csv"), "figures": written}
+    """Write the report of one or more runs, and return `out`; see `run`."""
+    run(ReportOptions(runs=tuple(runs), out=Path(out)))
+    return Path(out)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -302,7 +235,10 @@ class ReportOptions:
 
 
 def run(options: ReportOptions) -> dict[str, Any]:
-    """Write the report.
+    """Write the report: the same runs always give the same bytes.
+
+    Beside `out` (say report.html) lie report.md, report.csv and the folder report_figures with every figure
+    as SVG and PNG.
 
     Returns:
         What `--json` prints: `headline`, the paths `report`, `markdown`, `csv`, `figures` (`tensorboard`),
@@ -311,26 +247,65 @@ def run(options: ReportOptions) -> dict[str, Any]:
     Raises:
         ValueError: an input or `out` is wrong; one message names every problem.
     """
-    check_out(options.out)
-    report = build(options.runs)
-    paths = write(report, options.out)
+    out = options.out
+    if out.is_dir() or not out.suffix:
+        raise ValueError(f"out is {str(out)!r}, a folder or a name without ending: give a file such as report.html")
+    report, folder = build(options.runs), out.with_name(f"{out.stem}_figures")
+    sections = [part.section for part in report.sections]
+    texts = {
+        out: _render("template.html", report, folder.name),
+        out.with_suffix(".md"): _render("template.md", report, quote(folder.name)).rstrip() + "\n",
+        out.with_suffix(".csv"): csv_table(sections),
+    }
+    figures = [*(f for part in report.sections for f in (*part.tradeoffs, *part.over_steps)), *report.training]
+    drawn = {folder / f"{f.name}{suffix}": content for f in figures for suffix, content in f.files.items()}
+    for path, content in ({path: text.encode() for path, text in texts.items()} | drawn).items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
     rows = []
-    for part in report.sections:
-        section = part.section
+    for section in sections:
         for method in section.methods:
             means = {key: method.cell(key).mean for key in (*section.columns, *section.extra)}
             facts = {"benchmark": section.benchmark, "name": method.label, "role": method.role}
             rows.append({**facts, "seeds": len(method.members), "steps": method.steps().mean, **means})
     result: dict[str, Any] = {
         "headline": report.headline,
-        "report": str(paths["page"]),
-        "markdown": str(paths["markdown"]),
-        "csv": str(paths["csv"]),
-        "figures": [str(path) for path in paths["figures"]],
+        **dict(zip(("report", "markdown", "csv"), map(str, texts), strict=True)),
+        "figures": [str(path) for path in drawn],
         "rows": rows,
-        "notes": list(report.notes),
+        "notes": report.notes,
     }
     if options.tensorboard is not None:
         folders = [write_tensorboard(loaded.path, options.tensorboard) for loaded in report.inputs.runs]
         result["tensorboard"] = [str(folder) for folder in folders]
     return result
+
+
+def write_tensorboard(run: Path, folder: Path) -> Path:
+    """Write the scalars of a run folder as TensorBoard event files.
+
+    Training figures (`train/grad_norm`, ...) come from metrics.jsonl, scores (`scores/verbmem_f`, ...) from the
+    evaluations. Gaps (None, NaN) are left out. Runs can share `folder`: each gets a subfolder, which is returned.
+
+    Raises:
+        ValueError: the run cannot be read, or the `tensorboard` package is not installed.
+    """
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise ValueError("writing TensorBoard files needs the tensorboard package: pip install tensorboard") from error
+
+    loaded = next(iter(load([run]).runs), None)
+    if loaded is None:
+        raise ValueError(f"{run}: not a run folder, so it has no scalars over steps for TensorBoard")
+    name = "".join(letter if letter.isalnum() or letter in "-_.+" else "_" for letter in loaded.name).strip(".")
+    target = folder / f"{name or 'run'}{'' if loaded.seed is None else f'-seed{loaded.seed}'}"
+    with SummaryWriter(str(target)) as writer:
+        for row in loaded.steps:
+            for key, value in row.items():
+                if key != "step" and (scalar := number(value)) is not None:
+                    writer.add_scalar(f"train/{key}", scalar, int(row["step"]))
+        for result in loaded.evaluations:
+            for key, value in result.items():
+                writer.add_scalar(f"scores/{key}", value, result.step)
+    return target

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from unteach.evaluation.metrics import METRICS, RAW_AUC, columns, describe
@@ -50,48 +50,50 @@ def tradeoff_figure(
     name: str,
     utility: str = "knowmem_r",
 ) -> Figure:
-    """One trade-off panel: our rows in colour, published points hollow and grey."""
+    """One trade-off panel: our rows in colour, published points hollow and grey, the paper's single runs small dots."""
     label = {"privleak": "|PrivLeak|", RAW_AUC: "membership AUC"}.get(metric, metric)
-    places, utility_places = METRICS[metric].decimals, METRICS[utility].decimals
     outside = [point for point in published if metric in point.metrics and utility in point.metrics]
 
-    def position(value: float) -> float:
-        return abs(value) if metric == "privleak" else value
+    def position(scores: Mapping[str, float]) -> tuple[float, float]:
+        return abs(scores[metric]) if metric == "privleak" else scores[metric], scores[utility]
+
+    def values(method: MethodRow) -> list[str]:
+        return [format_number(method.cell(key).mean, METRICS[key].decimals) for key in (metric, utility)]
 
     def draw(canvas: Canvas) -> None:
         axes = canvas.axes
-        _draw_published(canvas, metric, utility, outside, position)
+        for point in outside:
+            small = {"mfc": FOREIGN, "ms": 2.2} if point.number is None else {"mfc": "none", "ms": 5}
+            (dot,) = axes.plot(*position(point.metrics), "o", mec=FOREIGN, alpha=0.7, zorder=2, **small)
+            figures = f"{metric} {point.metrics[metric]:g}, {utility} {point.metrics[utility]:g}"
+            canvas.tip(dot, f"{point.name} ({point.source}): {figures}")
         for method in methods:
-            style = look(method.role, method.index)
-            x, y = method.cell(metric), method.cell(utility)
-            assert x.mean is not None
-            assert y.mean is not None
+            style, y = look(method.role, method.index), method.cell(utility)
+            means = {key: mean for key in (metric, utility) if (mean := method.cell(key).mean) is not None}
             if y.low is not None and y.high is not None and utility != "nll_general":
-                bounds = [[abs(y.mean - y.low)], [abs(y.high - y.mean)]]
-                axes.errorbar(position(x.mean), y.mean, bounds, color=style.colour, elinewidth=0.9, alpha=0.6, zorder=4)
-            seeds = [m.result for m in method.members if m.result is not None and {metric, utility} <= m.result.keys()]
-            for seed in seeds if len(method.members) > 1 else ():
-                place = position(seed[metric]), seed[utility]
-                axes.plot(*place, style.marker, color=style.colour, ms=3, alpha=0.5, zorder=5)
+                bounds = [[abs(means[utility] - y.low)], [abs(y.high - means[utility])]]
+                axes.errorbar(*position(means), bounds, color=style.colour, elinewidth=0.9, alpha=0.6, zorder=4)
+            for seed in method.results if len(method.members) > 1 else ():
+                if metric in seed and utility in seed:
+                    axes.plot(*position(seed), style.marker, color=style.colour, ms=3, alpha=0.5, zorder=5)
             size = {"*": 11, "D": 6.5}.get(style.marker, 8)
-            (point,) = axes.plot(
-                position(x.mean), y.mean, style.marker, color=style.colour, ms=size, mec=SURFACE, mew=0.8, zorder=6
+            (dot,) = axes.plot(
+                *position(means), style.marker, color=style.colour, ms=size, mec=SURFACE, mew=0.8, zorder=6
             )
-            figures = f"{metric} {format_number(x.mean, places)}, {utility} {format_number(y.mean, utility_places)}"
-            canvas.tip(point, f"{method.label}: {figures}")
-        _widen(axes, utility)
-        numbered = [(p.number, position(p.metrics[metric]), p.metrics[utility]) for p in outside if p.number]
-        _number_points(axes, numbered)
+            x_text, y_text = values(method)
+            canvas.tip(dot, f"{method.label}: {metric} {x_text}, {utility} {y_text}")
+        axes.margins(0.12, 0.16)
+        axes.autoscale_view()
+        left, right = axes.get_xlim()
+        axes.set_xlim(left=max(left, -0.04 * right))  # no metric here is negative
+        _spread(axes, utility)
+        _indexpoints(axes, {point.number: position(point.metrics) for point in outside if point.number})
         axes.set_title(f"{utility} {METRICS[utility].arrow}  {METRICS[utility].title}")
         axes.set_xlabel("membership AUC (about 0.5: never seen)" if metric == RAW_AUC else f"{label} ← lower is better")
         if metric == RAW_AUC:
             axes.axvline(0.5, color=MUTED, lw=0.8, ls=(0, (2, 2)), zorder=1)
 
-    names = "; ".join(
-        f"{m.label} {format_number(m.cell(metric).mean, places)} /"
-        f" {format_number(m.cell(utility).mean, utility_places)}"
-        for m in methods
-    )
+    names = "; ".join(f"{method.label} {' / '.join(values(method))}" for method in methods)
     title = f"Utility against {label}"
     about = f"{title} on {benchmark} ({metric} / {utility}): {names or 'published points only'}"
     foreign = [("published, other harness", OTHERS)] if outside else []
@@ -99,35 +101,12 @@ def tradeoff_figure(
     return make_figure(name, title, about, draw, [*keys_of(methods), *foreign], lines=False, footnotes=notes)
 
 
-def _draw_published(
-    canvas: Canvas, metric: str, utility: str, outside: Sequence[Published], position: Callable[[float], float]
-) -> None:
-    """Points of others: hollow and grey; single runs of the paper as small dots."""
-    for point in outside:
-        single = point.number is None
-        (dot,) = canvas.axes.plot(
-            position(point.metrics[metric]),
-            point.metrics[utility],
-            "o",
-            mfc=FOREIGN if single else "none",
-            mec=FOREIGN,
-            ms=2.2 if single else 5,
-            alpha=0.7,
-            zorder=2,
-        )
-        figures = f"{metric} {point.metrics[metric]:g}, {utility} {point.metrics[utility]:g}"
-        canvas.tip(dot, f"{point.name} ({point.source}): {figures}")
-
-
-def _number_points(axes: Any, places: Sequence[tuple[int, float, float]]) -> None:
+def _indexpoints(axes: Any, places: Mapping[int, tuple[float, float]]) -> None:
     """Write each point's number near it, where it crowds other points and numbers least."""
     scale = 72 / axes.figure.dpi
-    spots = [(index, *(scale * axes.transData.transform((x, y)))) for index, x, y in places]
-    taken = [(x, y) for _, x, y in spots]
-    for index, x, y in spots:
-        around = [
-            (r * math.cos(k * math.pi / 8), r * math.sin(k * math.pi / 8)) for r in (8, 13, 19) for k in range(16)
-        ]
+    around = [(r * math.cos(k * math.pi / 8), r * math.sin(k * math.pi / 8)) for r in (8, 13, 19) for k in range(16)]
+    taken = [tuple(scale * axes.transData.transform(place)) for place in places.values()]
+    for (index, place), (x, y) in zip(places.items(), list(taken), strict=True):
 
         def crowding(offset: tuple[float, float], x: float = x, y: float = y) -> float:
             gaps = [math.hypot((x + offset[0] - a) / 1.4, y + offset[1] - b) for a, b in taken]
@@ -138,7 +117,7 @@ def _number_points(axes: Any, places: Sequence[tuple[int, float, float]]) -> Non
         far = math.hypot(*best) > 9
         axes.annotate(
             str(index),
-            next((px, py) for n, px, py in places if n == index),
+            place,
             best,
             textcoords="offset points",
             ha="center",
@@ -148,15 +127,6 @@ def _number_points(axes: Any, places: Sequence[tuple[int, float, float]]) -> Non
             zorder=3,
             arrowprops={"arrowstyle": "-", "color": FOREIGN, "lw": 0.4, "shrinkA": 3, "shrinkB": 2} if far else None,
         )
-
-
-def _widen(axes: Any, utility: str) -> None:
-    """Room around the points of a trade-off."""
-    axes.margins(0.12, 0.16)
-    axes.autoscale_view()
-    left, right = axes.get_xlim()
-    axes.set_xlim(left=max(left, -0.04 * right))  # no metric here is negative
-    _spread(axes, utility)
 
 
 def _spread(axes: Any, metric: str) -> None:
@@ -175,15 +145,14 @@ def evaluation_figures(section: Section, suffix: str = "") -> list[Figure]:
     for metric in (*(name for name in columns() if METRICS[name].higher_is_better is not None), RAW_AUC):
         lines = [(method, run, points) for method, run in runs if len(points := run.over_steps(metric)) > 1]
         if lines:
-            figures.append(_over_steps(section, metric, lines, suffix))
+            figures.append(_over_steps(section, metric, lines, f"steps-{metric}{suffix}"))
     return figures
 
 
 def _over_steps(
-    section: Section, metric: str, lines: Sequence[tuple[MethodRow, Run, list[tuple[Any, Any]]]], suffix: str
+    section: Section, metric: str, lines: Sequence[tuple[MethodRow, Run, list[tuple[int, float]]]], name: str
 ) -> Figure:
-    info = section.info(metric)
-    retrained = section.first("retrained")
+    info, retrained = section.info(metric), section.first("retrained")
     limit = retrained.cell(metric).mean if retrained else 0.5 if metric == RAW_AUC else None
 
     def draw(canvas: Canvas) -> None:
@@ -198,41 +167,30 @@ def _over_steps(
                 axes.plot(run.last_step, dict(points)[run.last_step], "o", mfc="none", mec=style.colour, ms=9, mew=1.1)
         if limit is not None:
             axes.axhline(limit, color=INK, lw=0.9, ls=(0, (2, 2)), zorder=1)
-            axes.annotate(
-                "retrained" if retrained else "never seen",
-                (1, limit),
-                (0, 3),
-                xycoords=axes.get_yaxis_transform(),
-                textcoords="offset points",
-                ha="right",
-                fontsize=7,
-                color=INK,
-            )
+            whose, where = "retrained" if retrained else "never seen", axes.get_yaxis_transform()
+            small = {"ha": "right", "fontsize": 7, "color": INK}
+            axes.annotate(whose, (1, limit), (0, 3), xycoords=where, textcoords="offset points", **small)
         axes.margins(y=0.12)
         axes.autoscale_view()
         _spread(axes, metric)
         axes.set_title(f"{metric} {info.arrow}")
         axes.set_xlabel("step")
 
+    places, methods = info.decimals, list({method.label: method for method, _, _ in lines}.values())
     ends = "; ".join(
-        f"{m.label} from {format_number(p[0][1], info.decimals)} to {format_number(p[-1][1], info.decimals)}"
-        for m, _, p in lines
+        f"{m.label} from {format_number(p[0][1], places)} to {format_number(p[-1][1], places)}" for m, _, p in lines
     )
     title = info.title[:1].upper() + info.title[1:]
-    shown = list({method.label: method for method, _, _ in lines}.values())
-    return make_figure(f"steps-{metric}{suffix}", title, f"{metric} over training steps: {ends}", draw, keys_of(shown))
+    return make_figure(name, title, f"{metric} over training steps: {ends}", draw, keys_of(methods))
 
 
 def training_figures(methods: Sequence[MethodRow]) -> list[Figure]:
     """Loss on the forget batches, gradient norm and divergence over steps, all runs overlaid."""
     figures = []
     for field, title, unit, logarithmic in CURVES:
-        lines = [
-            (method.label, look(method.role, method.index), run.seed, points)
-            for method in methods
-            for run in method.runs
-            if (points := curve(run.steps, field, positive=logarithmic))
-        ]
+        runs = [(method.label, look(method.role, method.index), run) for method in methods for run in method.runs]
+        curves = [(label, style, run.seed, curve(run.steps, field, positive=logarithmic)) for label, style, run in runs]
+        lines = [line for line in curves if line[3]]
         if lines:
             shown = {label: style for label, style, _, _ in lines}
             figures.append(curve_figure(f"training-{field}", title, unit, lines, list(shown.items()), logarithmic))
@@ -243,8 +201,8 @@ def curve(rows: Sequence[Mapping[str, Any]], field: str, *, positive: bool = Fal
     """(step, value) pairs of one field without gaps (None, NaN), at most `POINTS` by averaging neighbours."""
     pairs = [(float(row["step"]), value) for row in rows if (value := number(row.get(field))) is not None]
     pairs = [pair for pair in pairs if pair[1] > 0 or not positive]
-    stretch = -(-len(pairs) // POINTS)
-    chunks = [pairs[i : i + stretch] for i in range(0, len(pairs), stretch)] if stretch > 1 else [[p] for p in pairs]
+    stretch = max(1, -(-len(pairs) // POINTS))
+    chunks = [pairs[i : i + stretch] for i in range(0, len(pairs), stretch)]
     return [(sum(p[0] for p in chunk) / len(chunk), sum(p[1] for p in chunk) / len(chunk)) for chunk in chunks]
 
 
@@ -265,6 +223,8 @@ def curve_figure(
     over: str = "step",
 ) -> Figure:
     """Curves over steps, or over what ``over`` says, one per run, those of a method in one look."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
     values = [value for _, _, _, points in lines for _, value in points]
     log = min(values) > 0 and max(values) / min(values) > (5 if logarithmic else 50)
 
@@ -275,34 +235,19 @@ def curve_figure(
             steps = [step for step, _ in points]
             if len(points) > SMOOTH:
                 axes.plot(steps, [value for _, value in points], color=style.colour, lw=0.6, alpha=0.3)
-            (line,) = axes.plot(
-                steps,
-                running_mean([value for _, value in points]),
-                color=style.colour,
-                ls=style.dash,
-                lw=1.4,
-                marker=style.marker,
-                ms=4,
-                markevery=(index * every // 4 % every, every),
-            )
+            marks = {"marker": style.marker, "ms": 4, "markevery": (index * every // 4 % every, every)}
+            means = running_mean([value for _, value in points])
+            (line,) = axes.plot(steps, means, color=style.colour, ls=style.dash, lw=1.4, **marks)
             canvas.tip(line, f"{label}, seed {seed}" if seed is not None else label)
-        if log:
-            _log_scale(axes, values)
+        if log:  # with plain numbers; on a narrow axis the steps between are labelled too
+            narrow = math.log10(max(values) / min(values)) < 2.2
+            axes.set_yscale("log")
+            axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if narrow else (1.0,), numticks=9))
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            axes.yaxis.set_minor_formatter(NullFormatter())
         axes.margins(y=0.08)
         axes.set_title(unit)
         axes.set_xlabel(over)
 
     ends = "; ".join(f"{label} from {p[0][1]:.3g} to {p[-1][1]:.3g}" for label, _, _, p in lines)
     return make_figure(name, title, f"{title} over {'training steps' if over == 'step' else over}: {ends}", draw, keys)
-
-
-def _log_scale(axes: Any, values: Sequence[float]) -> None:
-    """A logarithmic axis with plain numbers; on a narrow one the steps between are labelled too."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
-    axes.set_yscale("log")
-    narrow = math.log10(max(values) / min(values)) < 2.2
-    plain = FuncFormatter(lambda value, _: f"{value:g}")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if narrow else (1.0,), numticks=9))
-    axes.yaxis.set_major_formatter(plain)
-    axes.yaxis.set_minor_formatter(NullFormatter())

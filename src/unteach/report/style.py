@@ -61,29 +61,22 @@ class Look:
 SETTINGS = {
     "svg.fonttype": "none",
     "text.parse_math": False,
+    "text.color": INK,
     "font.family": ["DejaVu Sans"],
     "font.size": 8.5,
-    "axes.edgecolor": MUTED,
     "axes.facecolor": "none",
-    "axes.labelcolor": MUTED,
     "axes.grid": True,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.linewidth": 0.7,
     "axes.titlesize": 8.5,
-    "axes.titlecolor": MUTED,
     "axes.titlelocation": "left",
     "axes.formatter.useoffset": False,
     "grid.color": GRID,
     "grid.linewidth": 0.7,
-    "text.color": INK,
-    "xtick.color": MUTED,
-    "ytick.color": MUTED,
-    "xtick.major.size": 0,
-    "ytick.major.size": 0,
-    "xtick.minor.size": 0,
-    "ytick.minor.size": 0,
     "lines.linewidth": 1.6,
+    **dict.fromkeys(("axes.edgecolor", "axes.labelcolor", "axes.titlecolor", "xtick.color", "ytick.color"), MUTED),
+    **{f"{axis}tick.{kind}.size": 0 for axis in "xy" for kind in ("major", "minor")},
 }
 """What all figures share; names are never read as formulas (`$`)."""
 
@@ -125,8 +118,6 @@ class Figure:
 
 Key = tuple[str, Look]
 """A legend entry: label and look."""
-
-
 WIDTH, HEIGHT = 4.0, 2.85
 """Size of a figure in the page, in inches of 72 units."""
 TITLE, LEGEND_ROW, FOOTNOTE_ROW = 0.32, 0.18, 0.115
@@ -150,9 +141,9 @@ def make_figure(
         title: what the figure shows, in a few words.
         description: the figures in words, for those who cannot see it.
         draw: draws on the canvas it is given.
-        keys: the legend; with `lines` its entries are lines with markers, else markers alone.
-        lines: see `keys`.
-        footnotes: small print under the legend of the files.
+        keys: the legend of the files.
+        lines: whether its entries are lines with markers, or markers alone.
+        footnotes: small print under it.
     """
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -162,7 +153,8 @@ def make_figure(
     with matplotlib.rc_context(SETTINGS | {"svg.hashsalt": name}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*[Gg]lyph")  # names in scripts the PNG's font lacks
         small = FOOTNOTE_ROW * -(-len(footnotes) // 2)
-        legend = LEGEND_ROW * _legend_rows(keys) + (0.1 if keys else 0) + small + (0.08 if footnotes else 0)
+        columns = 1 if any(len(label) > 24 for label, _ in keys) else 2
+        legend = LEGEND_ROW * -(-len(keys) // columns) + (0.1 if keys else 0) + small + (0.08 if footnotes else 0)
         height = HEIGHT + TITLE + legend
         sheet = Sheet(figsize=(WIDTH, height), facecolor=SURFACE)
         sheet.patch.set_gid("background")
@@ -171,7 +163,7 @@ def make_figure(
         draw(canvas)
         sheet.text(0.08 / WIDTH, 1 - 0.12 / height, title, fontsize=10, va="top", gid="heading")
         if keys:
-            _legend(sheet, keys, lines, bottom=(small + 0.02) / height)
+            _legend(sheet, keys, lines, columns, bottom=(small + 0.02) / height)
         for index, note in enumerate(footnotes):
             row, column = index // 2, index % 2
             place = ((0.12 + 1.95 * column) / WIDTH, (small + 0.04 - FOOTNOTE_ROW * (row + 1)) / height)
@@ -180,51 +172,29 @@ def make_figure(
         FigureCanvasSVG(sheet).print_svg(svg, metadata={"Date": None, "Creator": None})
         sheet.set_dpi(160)
         FigureCanvasAgg(sheet).print_png(png, metadata={"Software": None})
-    alone = _round(svg.getvalue())
+    # coordinates (inside tags, not in text) with two decimals: half the bytes, no visible change
+    alone = re.sub(r"<[^<>]*>", lambda tag: re.sub(r"(\d+\.\d{2})\d+", r"\1", tag[0]), svg.getvalue())
     view = f"0 {72 * TITLE:g} {72 * WIDTH:g} {72 * HEIGHT:g}"
     files = {".svg": alone.encode(), ".png": png.getvalue()}
     return Figure(name, title, description, inline(alone, name, view, description, canvas.tips), files)
 
 
-def _round(svg: str) -> str:
-    """Coordinates (inside tags, not in text) with two decimals: half the bytes, no visible change."""
-    return re.sub(r"<[^<>]*>", lambda tag: re.sub(r"(\d+\.\d{2})\d+", r"\1", tag[0]), svg)
-
-
-def _label(text: str) -> str:
-    text = text if len(text) <= 44 else text[:43] + "…"
-    return f" {text}" if text.startswith("_") else text  # matplotlib hides labels that start with an underscore
-
-
-def _legend_rows(keys: Sequence[Key]) -> int:
-    return -(-len(keys) // _legend_columns(keys))
-
-
-def _legend_columns(keys: Sequence[Key]) -> int:
-    return 1 if any(len(label) > 24 for label, _ in keys) else 2
-
-
-def _legend(figure: Any, keys: Sequence[Key], lines: bool, bottom: float) -> None:
+def _legend(sheet: Any, keys: Sequence[Key], lines: bool, columns: int, bottom: float) -> None:
     from matplotlib.lines import Line2D
 
-    handles = [
-        Line2D(
-            [],
-            [],
-            color=look.colour,
-            marker=look.marker,
-            linestyle=look.dash if lines else "none",
-            markersize=5,
-            markerfacecolor="none" if look.colour == FOREIGN else look.colour,
-        )
-        for _, look in keys
-    ]
-    figure.legend(
+    handles, labels = [], []
+    for label, look in keys:
+        face = "none" if look.colour == FOREIGN else look.colour
+        dash = look.dash if lines else "none"
+        handles.append(Line2D([], [], color=look.colour, marker=look.marker, ls=dash, markersize=5, mfc=face))
+        label = label if len(label) <= 44 else label[:43] + "…"
+        labels.append(f" {label}" if label.startswith("_") else label)  # matplotlib hides those with an underscore
+    sheet.legend(
         handles,
-        [_label(label) for label, _ in keys],
+        labels,
         loc="lower left",
         bbox_to_anchor=(0.0, bottom),
-        ncols=_legend_columns(keys),
+        ncols=columns,
         frameon=False,
         fontsize=8,
         handlelength=3 if lines else 1,

@@ -7,10 +7,13 @@ rows of different sections are never compared.
 
 from __future__ import annotations
 
+import csv
+import io
 import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal
 
 from unteach.evaluation.formulas import Metric
@@ -21,7 +24,9 @@ from unteach.report.load import ReportInputs, Run
 from unteach.writing import format_number, in_words
 
 Role = Literal["target", "retrained", "method"]
-RUN_SPECIFIC = frozenset({"seed", "seeds", "name", "out", "resume", "json"})
+HOW_STARTED = frozenset({"out", "resume", "json"})
+"""Settings that say nothing about the result."""
+RUN_SPECIFIC = HOW_STARTED | {"seed", "seeds", "name"}
 """Settings that may differ between seeds of one method."""
 
 
@@ -37,8 +42,17 @@ class TableCell:
     std: float | None = None
     low: float | None = None
     high: float | None = None
-    seeds: int = 0
     best: bool = False
+
+    def text(self, decimals: int = 1) -> str:
+        """`mean` or `mean (std)`."""
+        spread = f" ({format_number(self.std, decimals)})" if self.std is not None else ""
+        return format_number(self.mean, decimals) + spread
+
+    def interval(self, decimals: int = 1) -> str:
+        """`[low, high]`, or nothing."""
+        bounds = [format_number(bound, decimals) for bound in (self.low, self.high) if bound is not None]
+        return f"[{bounds[0]}, {bounds[1]}]" if len(bounds) == 2 else ""
 
 
 @dataclass(frozen=True)
@@ -53,7 +67,7 @@ class Member:
     @property
     def data(self) -> tuple[str, str] | None:
         """Name and hash of the benchmark it was measured on, if it was measured at all."""
-        measured = self.result if self.result is not None else self.before
+        measured = self.before if self.result is None else self.result
         return None if measured is None else (measured.benchmark, measured.data_sha256)
 
 
@@ -77,25 +91,28 @@ class MethodRow:
         return [member.run for member in self.members if member.run is not None]
 
     @property
+    def seeds(self) -> list[MethodRow]:
+        """Each seed as a row of its own."""
+        return [replace(self, members=(member,)) for member in self.members]
+
+    @property
+    def results(self) -> list[Scores]:
+        """The scores of the models kept."""
+        return [member.result for member in self.members if member.result is not None]
+
+    @property
     def data(self) -> tuple[str, str] | None:
         """Name and hash of the benchmark of its first measured seed."""
         return next((member.data for member in self.members if member.data is not None), None)
 
-    def cell(self, metric: str, *, before: bool = False) -> TableCell:
-        """Mean, spread and interval of `metric` over the seeds that measured it, of the model kept or before."""
-        results = [member.before if before else member.result for member in self.members]
-        return aggregate([result.metrics[metric] for result in results if result is not None and metric in result])
-
-    def metrics(self, *, before: bool = False) -> dict[str, Metric]:
-        """Every metric that was measured, its mean and interval over the seeds."""
-        results = [member.before if before else member.result for member in self.members]
-        cells = {name: self.cell(name, before=before) for result in results for name in result or ()}
-        return {name: Metric(c.mean or 0.0, c.low, c.high, 0, None, "") for name, c in cells.items()}
+    def cell(self, metric: str) -> TableCell:
+        """Mean, spread and interval of `metric` over the seeds that measured it."""
+        return aggregate([result.metrics[metric] for result in self.results if metric in result])
 
     def steps(self) -> TableCell:
         """Steps the kept models were trained for."""
-        steps = [run.last_step for run in self.runs if run.last_step is not None]
-        return aggregate([Metric(float(step), None, None, 0, None, "steps") for step in steps])
+        steps = [float(run.last_step) for run in self.runs if run.last_step is not None]
+        return aggregate([Metric(step, None, None, 0, None, "steps") for step in steps])
 
 
 @dataclass(frozen=True)
@@ -105,11 +122,16 @@ class Section:
     title: str
     benchmark: str
     data_sha256: str
-    counts: Mapping[str, int]
     methods: tuple[MethodRow, ...]
     columns: tuple[str, ...]
     extra: tuple[str, ...]
     privleak_missing: bool
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Test items of each metric, of the first result."""
+        first = next((result for method in self.methods for result in method.results), None)
+        return {key: metric.count for key, metric in first.metrics.items() if metric.count} if first else {}
 
     def first(self, role: Role) -> MethodRow | None:
         """The first row with that role, if any."""
@@ -123,38 +145,38 @@ class Section:
     def cells(self, metric: str) -> dict[str, TableCell]:
         """Label → cell of one column, the best mean among methods marked where the paper sets it bold."""
         cells = {method.label: method.cell(metric) for method in self.methods}
-        ranked = [m.label for m in self.trained if cells[m.label].mean is not None]
-        info = self.info(metric)
-        if info.ranked and len(ranked) > 1:
-
-            def cost(label: str) -> float:
-                mean = cells[label].mean or 0.0
-                return {"↑": -mean, "↓": mean}.get(info.arrow, abs(mean))
-
-            best = min(map(cost, ranked))
-            cells |= {label: replace(cells[label], best=True) for label in ranked if cost(label) == best}
+        info, sign = self.info(metric), {"↑": -1.0, "↓": 1.0}
+        costs = {
+            method.label: sign[info.arrow] * mean if info.arrow in sign else abs(mean)
+            for method in self.trained
+            if (mean := cells[method.label].mean) is not None
+        }
+        if info.ranked and len(costs) > 1:
+            best = [label for label, cost in costs.items() if cost == min(costs.values())]
+            cells |= {label: replace(cells[label], best=True) for label in best}
         return cells
 
-    @property
+    @cached_property
     def findings(self) -> dict[str, tuple[Finding, ...]]:
         """Label → the verdict on a method, for each that was measured."""
         retrained, target = self.first("retrained"), self.first("target")
-        reference = retrained.metrics() if retrained else {}
-        start = target.metrics() if target else {}
+        reference = _means(retrained.results) if retrained else {}
+        start = _means(target.results) if target else {}
         found = {}
         for row in self.trained:
-            if any(member.result is not None for member in row.members):
+            if row.results:
                 base = next((run.base for run in row.runs if run.base), {})
-                found[row.label] = judge(row.metrics(), start | row.metrics(before=True), reference, stop_scores(base))
+                before = _means([member.before for member in row.members if member.before is not None])
+                found[row.label] = judge(_means(row.results), start | before, reference, stop_scores(base))
         return found
 
     def info(self, metric: str) -> MetricInfo:
         """How a metric is printed; one without an entry gets its arrow from what the results say."""
-        results = [member.result for method in self.methods for member in method.members if member.result is not None]
-        found = next((result.metrics[metric] for result in results if metric in result.metrics), None)
-        if metric in METRICS or found is None or found.higher_is_better is None:
+        results = [result for method in self.methods for result in method.results]
+        better = next((r.metrics[metric].higher_is_better for r in results if metric in r), None)
+        if metric in METRICS or better is None:
             return describe(metric)
-        return replace(describe(metric), arrow="↑" if found.higher_is_better else "↓")
+        return replace(describe(metric), arrow="↑" if better else "↓")
 
 
 def aggregate(metrics: Sequence[Metric]) -> TableCell:
@@ -165,13 +187,15 @@ def aggregate(metrics: Sequence[Metric]) -> TableCell:
     lows = [metric.low for metric in metrics if metric.low is not None]
     highs = [metric.high for metric in metrics if metric.high is not None]
     whole = len(lows) == len(highs) == len(values)
-    return TableCell(
-        mean=statistics.fmean(values),
-        std=statistics.stdev(values) if len(values) > 1 else None,
-        low=statistics.fmean(lows) if whole else None,
-        high=statistics.fmean(highs) if whole else None,
-        seeds=len(values),
-    )
+    bounds = (statistics.fmean(lows), statistics.fmean(highs)) if whole else (None, None)
+    return TableCell(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, *bounds)
+
+
+def _means(results: Sequence[Scores]) -> dict[str, Metric]:
+    """Every metric that was measured, its mean and interval over the seeds."""
+    names = dict.fromkeys(name for result in results for name in result)
+    cells = {name: aggregate([result.metrics[name] for result in results if name in result]) for name in names}
+    return {name: Metric(cell.mean or 0.0, cell.low, cell.high, 0, None, "") for name, cell in cells.items()}
 
 
 def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -185,29 +209,19 @@ def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def method_settings(run: Run) -> dict[str, Any]:
-    """The settings of a run that make its method: all but seed, name and output folder."""
-    return {key: value for key, value in flatten(run.config).items() if key not in RUN_SPECIFIC}
-
-
 def settings_table(methods: Sequence[MethodRow]) -> tuple[list[str], list[tuple[str, list[str], bool]]]:
     """Columns (methods with settings) and rows (setting, values, whether they differ), differences first."""
-    methods = [method for method in methods if method.runs and method.runs[0].config]
-    flat = [flatten(method.runs[0].config) for method in methods]
-    for settings in flat:
-        for key in ("out", "resume", "json"):  # where and how it was started says nothing about the result
-            settings.pop(key, None)
-    for method, settings in zip(methods, flat, strict=True):
-        seeds = [str(run.seed) for run in method.runs if run.seed is not None]
-        if seeds:
-            settings["seed"] = ", ".join(seeds)
-    keys = list(dict.fromkeys(key for settings in flat for key in settings))
+    configured = {}
+    for method in methods:
+        if method.runs and method.runs[0].config:
+            settings = flatten(method.runs[0].config)
+            seeds = ", ".join(str(run.seed) for run in method.runs if run.seed is not None)
+            configured[method.label] = settings | ({"seed": seeds} if seeds else {})
     rows = []
-    for key in keys:
-        values = ["–" if settings.get(key) is None else str(settings[key]) for settings in flat]
+    for key in dict.fromkeys(key for settings in configured.values() for key in settings if key not in HOW_STARTED):
+        values = ["–" if settings.get(key) is None else str(settings[key]) for settings in configured.values()]
         rows.append((key, values, len(set(values)) > 1))
-    rows.sort(key=lambda row: not row[2])
-    return [method.label for method in methods], rows
+    return list(configured), sorted(rows, key=lambda row: not row[2])
 
 
 def role_of(name: str) -> Role:
@@ -242,31 +256,13 @@ def methods_of(inputs: ReportInputs) -> list[MethodRow]:
         else:
             add_reference(role, result)
 
-    methods = [
-        MethodRow(
-            role if len(results) == 1 else f"{role} ({result.model or result.name})", role, (Member(None, result),)
-        )
-        for (role, _, _), results in sorted(references.items(), key=lambda item: item[0][0] != "target")
-        for result in results
-    ]
+    methods = []
+    for (role, _, _), results in sorted(references.items(), key=lambda item: item[0][0] != "target"):
+        for result in results:
+            label = role if len(results) == 1 else f"{role} ({result.model or result.name})"
+            methods.append(MethodRow(label, role, (Member(None, result),)))
     rows = [row for name, members in trained.items() for row in _split(name, members)]
     return _unique(methods + [replace(row, index=index) for index, row in enumerate(rows)])
-
-
-def _unique(methods: Sequence[MethodRow]) -> list[MethodRow]:
-    """No two rows of one label: methods are told apart by their benchmark, and all by a number if that fails."""
-    labels = [method.label for method in methods]
-    seen: dict[tuple[Any, ...], int] = {}
-    unique = []
-    for method in methods:
-        data = method.data
-        label = method.label
-        if method.role == "method" and labels.count(label) > 1 and data:
-            label = f"{label} · {data[0]}"
-        key = (label, None if method.role == "method" else data)
-        seen[key] = seen.get(key, 0) + 1
-        unique.append(replace(method, label=f"{label} ({seen[key]})" if seen[key] > 1 else label))
-    return unique
 
 
 def _same_model(one: Scores, other: Scores) -> bool:
@@ -275,22 +271,37 @@ def _same_model(one: Scores, other: Scores) -> bool:
     return dict(one) == dict(other)
 
 
+def _unique(methods: Sequence[MethodRow]) -> list[MethodRow]:
+    """No two rows of one label: methods are told apart by their benchmark, and all by a number if that fails."""
+    labels = [method.label for method in methods]
+    seen: dict[tuple[Any, ...], int] = {}
+    unique = []
+    for method in methods:
+        label, data = method.label, method.data
+        if method.role == "method" and labels.count(label) > 1 and data:
+            label = f"{label} · {data[0]}"
+        key = (label, None if method.role == "method" else data)
+        seen[key] = seen.get(key, 0) + 1
+        unique.append(replace(method, label=f"{label} ({seen[key]})" if seen[key] > 1 else label))
+    return unique
+
+
 def _split(name: str, members: Sequence[Member]) -> list[MethodRow]:
     """One row per set of settings and data; runs with one seed are no seeds of one method and stay apart."""
     groups: dict[tuple[Any, ...], list[Member]] = {}
     for member in members:
-        settings = tuple(sorted((k, str(v)) for k, v in method_settings(member.run).items())) if member.run else ()
-        groups.setdefault((settings, member.data, member.run is None), []).append(member)
+        settings = flatten(member.run.config) if member.run else {}
+        kept = tuple(sorted((key, str(value)) for key, value in settings.items() if key not in RUN_SPECIFIC))
+        groups.setdefault((kept, member.data, member.run is None), []).append(member)
+    keys = {key for settings, _, _ in groups for key, _ in settings}
+    varying = {key for key in keys if len({dict(settings).get(key, "None") for settings, _, _ in groups}) > 1}
     rows: list[tuple[str, list[Member]]] = []
-    varying = _varying([dict(settings) for settings, _, _ in groups])
     for (settings, data, _), group in groups.items():
         differs = [f"{key} {value}" for key, value in settings if key in varying]
-        others = [key for key in groups if key[1] == data]
         detail = ", ".join(differs) if 0 < len(differs) <= 2 else _where(group[0])
-        label = name if len(others) == 1 else f"{name} · {detail}"
-        seeds = [member.seed for member in group]
-        if len(set(seeds)) == len(seeds):
-            rows.append((label, group))
+        alone = sum(key[1] == data for key in groups) == 1
+        if len({member.seed for member in group}) == len(group):
+            rows.append((name if alone else f"{name} · {detail}", group))
         else:
             rows += [(f"{name} · {_where(member)}", [member]) for member in group]
     return [MethodRow(label, "method", tuple(group)) for label, group in rows]
@@ -302,52 +313,57 @@ def _where(member: Member) -> str:
     return member.result.model or member.result.name if member.result is not None else ""
 
 
-def _varying(settings: Sequence[Mapping[str, Any]]) -> set[str]:
-    keys = {key for one in settings for key in one}
-    return {key for key in keys if len({str(one.get(key)) for one in settings}) > 1}
-
-
 def sections_of(methods: Sequence[MethodRow]) -> list[Section]:
     """Group rows by benchmark and data; rows without any result belong to no section."""
     groups: dict[tuple[str, str], list[MethodRow]] = {}
     for method in methods:
-        data = method.data
-        if data is not None:
-            groups.setdefault(data, []).append(method)
+        if method.data is not None:
+            groups.setdefault(method.data, []).append(method)
     names = [name for name, _ in groups]
     sections = []
     for (name, data_hash), rows in groups.items():
         title = name if names.count(name) == 1 else f"{name} · data {data_hash[:8] or 'unknown'}"
-        sections.append(_section(title, name, data_hash, rows))
+        measured = list(dict.fromkeys(key for row in rows for result in row.results for key in result))
+        shown = [key for key in columns("main") if key in measured]
+        missing = "privleak" not in measured and RAW_AUC in measured
+        if missing:
+            shown.insert(min(3, len(shown)), RAW_AUC)
+        beside = [key for key in columns("beside") if key in measured]
+        if len(shown) < 2:  # another kind of benchmark: its own metrics come first
+            shown += [key for key in measured if key not in (*shown, *beside)][:6]
+        shown += beside
+        extra = tuple(key for key in measured if key not in shown)
+        sections.append(Section(title, name, data_hash, tuple(rows), tuple(shown), extra, missing))
     return sections
 
 
-def _section(title: str, name: str, data_hash: str, rows: Sequence[MethodRow]) -> Section:
-    results = [member.result for row in rows for member in row.members if member.result is not None]
-    measured: dict[str, None] = {}
-    for result in results:
-        measured |= dict.fromkeys(result)
-    shown = [key for key in columns("main") if key in measured]
-    missing = "privleak" not in measured and RAW_AUC in measured
-    if missing:
-        shown.insert(min(3, len(shown)), RAW_AUC)
-    beside = [key for key in columns("beside") if key in measured]
-    if len(shown) < 2:  # another kind of benchmark: its own metrics come first
-        shown += [key for key in measured if key not in (*shown, *beside)][:6]
-    shown += beside
-    counts = {key: metric.count for result in results[:1] for key, metric in result.metrics.items() if metric.count}
-    extra = tuple(key for key in measured if key not in shown)
-    return Section(title, name, data_hash, counts, tuple(rows), tuple(shown), extra, missing)
+def csv_cell(value: Any) -> Any:
+    """A cell on one line that no spreadsheet takes for a formula: a text that begins as one gets an apostrophe."""
+    if not isinstance(value, str):
+        return value
+    text = re.sub(r"[\t\r\n]+", " ", value)
+    return f"'{text}" if text.lstrip().startswith(("=", "+", "-", "@")) else text
 
 
-def format_cell(cell: TableCell, decimals: int = 1) -> str:
-    """`mean` or `mean (std)`."""
-    spread = f" ({format_number(cell.std, decimals)})" if cell.std is not None else ""
-    return format_number(cell.mean, decimals) + spread
+def csv_table(sections: Sequence[Section]) -> str:
+    """The table as CSV: a line per method (`seed` is `all`), and one per seed where there are several.
 
-
-def format_interval(cell: TableCell, decimals: int = 1) -> str:
-    """`[low, high]`, or nothing."""
-    if cell.low is None or cell.high is None:
-        return ""
-    return f"[{format_number(cell.low, decimals)}, {format_number(cell.high, decimals)}]"
+    Columns: benchmark, data_sha256, method, role, seed, seeds, steps, then for each metric its value (mean
+    over seeds), `_std`, `_low` and `_high`.
+    """
+    metrics = list(dict.fromkeys(key for section in sections for key in (*section.columns, *section.extra)))
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    head = ["benchmark", "data_sha256", "method", "role", "seed", "seeds", "steps"]
+    head += [f"{key}{part}" for key in metrics for part in ("", "_std", "_low", "_high")]
+    writer.writerow(map(csv_cell, head))
+    for section in sections:
+        for method in section.methods:
+            for line in (method, *(method.seeds if len(method.members) > 1 else ())):
+                seed = "all" if line is method else str(line.members[0].seed)
+                facts = section.benchmark, section.data_sha256, method.label, method.role, seed, len(line.members)
+                row: list[Any] = [*facts, line.steps().mean]
+                for cell in map(line.cell, metrics):
+                    row += [cell.mean, cell.std, cell.low, cell.high]
+                writer.writerow(map(csv_cell, row))
+    return out.getvalue()

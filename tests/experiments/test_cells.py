@@ -1,4 +1,4 @@
-"""Cells: how they are kept, known again and shown; and the cells that are shipped."""
+"""Cells: how they are kept, known again and shown; which cells the experiments have, and which are shipped."""
 
 import dataclasses
 import json
@@ -9,11 +9,11 @@ import pytest
 
 import unteach
 from unteach.config import ForgetConfig, Method, Precision, Stop
+from unteach.corpora import micro
+from unteach.data import read_documents
 from unteach.errors import InputError
-from unteach.experiments import side_by_side
-from unteach.experiments.cells import KEY_DEFAULTS, Cell, CellFolder, differing, mean_and_std, result_table, thinned
-from unteach.experiments.paper import experiment, experiment_names, losses
-from unteach.experiments.paper.recovery import RecoverySettings, RelearningSettings
+from unteach.experiments.cells import KEY_DEFAULTS, Cell, CellFolder, differing, thinned
+from unteach.experiments.paper import afterwards, deep, experiments, mean_and_std, result_table
 from unteach.experiments.paper.theorem import TheoremSettings
 from unteach.experiments.reproduce import ReproduceOptions, run, write_readme
 from unteach.experiments.sources import build
@@ -22,6 +22,11 @@ from unteach.method.losses import LOSSES
 RESULTS = Path(__file__).parents[2] / "results"
 NOT_MEASURED = ("deep-", "relearn-")
 """Beginnings of names of cells that are not shipped yet."""
+
+
+@pytest.fixture(scope="module")
+def setup(tmp_path_factory):
+    return build(ReproduceOptions(device="cpu"), tmp_path_factory.mktemp("texts"), print)
 
 
 # ---- keys --------------------------------------------------------------------------------------------
@@ -37,18 +42,13 @@ def test_shipped_cells_have_the_keys_of_their_settings():
         assert CellFolder(file.parent, print).path(cell) == file
 
 
-@pytest.fixture(scope="module")
-def micro_setup(tmp_path_factory):
-    return build(ReproduceOptions(device="cpu"), tmp_path_factory.mktemp("texts"), print)
-
-
-@pytest.mark.parametrize("name", experiment_names())
-def test_shipped_cells_are_those_that_the_commands_measure(name, micro_setup):
+@pytest.mark.parametrize("name", experiments())
+def test_shipped_cells_are_those_that_the_commands_measure(name, setup):
     """Whatever is added to the settings: nothing has to be measured again unless something else is measured."""
-    folder = CellFolder(RESULTS / "micro", print)
-    cells = experiment(name).cells(micro_setup, [0, 1, 2], folder)
+    folder, experiment = CellFolder(RESULTS / "micro", print), experiments()[name]
+    cells = experiment.cells(setup, [0, 1, 2], folder)
     assert len(cells) >= 3
-    assert all(experiment(name).shows(cell.name) for cell in cells)
+    assert all(experiment.shows(cell.name) for cell in cells)
     later = [cell for cell in cells if cell.name.startswith(NOT_MEASURED)]
     assert {folder.state(cell) for cell in later} <= {"missing"}, "measured: take their names from NOT_MEASURED"
     states = {cell.name: folder.state(cell) for cell in cells if cell not in later and not folder.is_usable(cell)}
@@ -61,7 +61,7 @@ def test_shipped_runs_of_300_steps_are_those_of_their_settings(tmp_path):
     settings = RESULTS / "losses-300-steps" / "settings.yaml"
     setup = build(ReproduceOptions(device="cpu", settings=settings), tmp_path, print)
     folder = CellFolder(RESULTS / "losses-300-steps" / "micro", print)
-    states = [folder.state(cell) for cell in experiment("losses").cells(setup, [0, 1, 2], folder)]
+    states = [folder.state(cell) for cell in experiments()["losses"].cells(setup, [0, 1, 2], folder)]
     assert len(states) - states.count("missing") == len(folder.read_all()) == 8
     assert "other settings" not in states
 
@@ -92,32 +92,20 @@ def test_a_new_setting_changes_no_key_and_a_new_default_does():
 
 
 def test_options_of_a_loss_are_in_the_key_only_where_they_differ():
-    assert differing(
-        Method(
-            optimizer="mean_teacher",
-            token_share=0.25,
-            loops_every=4,
-            loss="npo",
-            loss_options={"ratio": "sum", "beta": 0.1},
-        )
-    ) == {"loss": "npo"}
-    assert differing(
-        Method(optimizer="mean_teacher", token_share=0.25, loops_every=4, loss="npo", loss_options={"ratio": "mean"})
-    ) == {"loss": "npo", "loss_options": {"ratio": "mean"}}
+    npo = Method(optimizer="mean_teacher", token_share=0.25, loops_every=4, loss="npo")
+    usual, other = ({"ratio": "sum", "beta": 0.1}, {"ratio": "mean"})
+    assert differing(dataclasses.replace(npo, loss_options=usual)) == {"loss": "npo"}
+    assert differing(dataclasses.replace(npo, loss_options=other)) == {"loss": "npo", "loss_options": other}
 
 
-@pytest.mark.parametrize(
-    "kind", [ForgetConfig, Method, Precision, Stop, RecoverySettings, RelearningSettings, TheoremSettings]
-)
-def test_every_setting_has_a_frozen_default(kind):
-    names = {field.name for field in dataclasses.fields(kind)} - {"model"}
-    missing = names - set(KEY_DEFAULTS[kind.__name__])
-    assert not missing, f"add {missing} to KEY_DEFAULTS with the default of today, which must then stay there"
-
-
-def test_every_option_of_a_loss_has_a_frozen_default():
-    for name, loss in LOSSES.items():
-        assert set(loss.hyper) <= set(KEY_DEFAULTS.get(f"loss {name}", {})), f"add the options of {name}"
+def test_every_setting_has_a_frozen_default():
+    known = {f"loss {name}": set(loss.hyper) for name, loss in LOSSES.items()}
+    own = (afterwards.RecoverySettings, afterwards.RelearningSettings, TheoremSettings)
+    for kind in (ForgetConfig, Method, Precision, Stop, *own):
+        known[kind.__name__] = {field.name for field in dataclasses.fields(kind)} - {"model"}
+    for name, settings in known.items():
+        missing = settings - set(KEY_DEFAULTS.get(name, {}))
+        assert not missing, f"add {missing} of {name} to KEY_DEFAULTS with the default of today, which then stays there"
 
 
 # ---- a folder of cells -------------------------------------------------------------------------------
@@ -152,8 +140,8 @@ def test_an_interrupted_run_keeps_what_is_finished(tmp_path):
 def test_a_cell_of_an_older_version_is_noticed_and_measured_again_on_request(tmp_path):
     done: list = []
     folder, cell = counted(tmp_path, {"x": 1}, done)
-    folder.get(cell)
-    content = json.loads(folder.path(cell).read_text())
+    content = folder.get(cell)
+    assert content == json.loads(folder.path(cell).read_text())
     assert content["versions"]["unteach"] == unteach.__version__
     assert content["commit"] is None or len(content["commit"].removesuffix("-dirty")) == 12
     content["versions"]["unteach"] = "0.0.1"
@@ -168,33 +156,31 @@ def test_a_cell_of_an_older_version_is_noticed_and_measured_again_on_request(tmp
     assert fresh.state(cell) == "done"
 
 
-def test_a_cell_with_other_settings_is_measured_again(tmp_path):
+def test_a_cell_with_other_settings_or_a_damaged_file_is_measured_again(tmp_path):
     done: list = []
     for settings in ({"x": 1}, {"x": 1}, {"x": 2}, {"x": 2}):
         folder, cell = counted(tmp_path, settings, done)
         assert folder.complete([cell])[0]["settings"] == settings
     assert done == [{"x": 1}, {"x": 2}]
-
-
-def test_a_damaged_file_counts_as_missing(tmp_path):
-    done: list = []
-    folder, cell = counted(tmp_path, {"x": 1}, done)
-    folder.get(cell)
     folder.path(cell).write_text('{"key":')
     assert folder.state(cell) == "missing"
     folder.get(cell)
-    assert len(done) == 2
+    assert len(done) == 3
+
+
+# ---- tables and figures ------------------------------------------------------------------------------
+
+
+def split(row: str) -> list[str]:
+    return [text.strip() for text in row.strip("|").split("|")]
 
 
 def test_thinning_keeps_both_ends():
-    rows = [
-        {"step": n, "phase": 0, "nll_forget": 1 / 3, "forget_loss": float("inf"), "grad_norm": n, "divergence": 0.0}
-        for n in range(1, 202)
-    ]
+    row = {"phase": 0, "nll_forget": 1 / 3, "forget_loss": 2.0, "divergence": 0.0}
+    rows = [row | {"step": n, "grad_norm": n} for n in range(1, 202)]
     curve = thinned(rows, 5)
     assert curve["step"] == [1, 51, 101, 151, 201]
     assert curve["nll_forget"] == [0.3333] * 5
-    assert curve["forget_loss"] == [None] * 5
     assert thinned(rows[:1], 5)["step"] == [1]
 
 
@@ -202,36 +188,51 @@ def test_tables_show_mean_and_sample_deviation():
     assert mean_and_std([1.0, 2.0, 3.0]) == "2.0 (1.0)"
     assert mean_and_std([1.25, None], 2) == "1.25"
     assert mean_and_std([None]) == "–"
-    seeds = [{"verbmem_f": {"value": 10.0}}, {"verbmem_f": {"value": 14.0}}]
-    table = result_table({"a": seeds, "b": [{}]}, ("verbmem_f", "knowmem_f"), {"steps": ["3", "4"]})
-    assert table.splitlines()[2] == "| a   |  12.0 (2.8) |     3 |"
-    assert table.splitlines()[3] == "| b   |           – |     4 |"
+    seeds = [{"name": "a", "metrics": {"verbmem_f": {"value": value}}} for value in (10.0, 14.0)]
+    columns, length = ("verbmem_f", "knowmem_f"), {"seeds": lambda group: str(len(group))}
+    table = result_table([*seeds, {"name": "b", "metrics": {}}], columns, length)
+    assert table.splitlines()[2] == "| a   |  12.0 (2.8) |     2 |"
+    assert table.splitlines()[3] == "| b   |           – |     1 |"
     assert "knowmem_f" not in table
-    small = result_table({"a": [{"tofu_model_utility": {"value": 0.2163}}]}, ("tofu_model_utility",))
-    assert "0.216" in small
+    small = [{"name": "a", "metrics": {"tofu_model_utility": {"value": 0.2163}}}]
+    assert "0.216" in result_table(small, ("tofu_model_utility",))
 
 
 def test_the_table_of_losses_begins_where_the_mean_teacher_does():
     curve = {"step": [1, 2, 3, 4], "nll_forget": [0.1, 0.2, 0.3, 0.4], "grad_norm": [5.0, 6.0, 7.0, 8.0]}
-    plain, escaped = (
-        {"name": name, "seed": 0, "metrics": {}, "curve": curve | {"phase": phases}}
-        for name, phases in (("plain", [0, 0, 0, 0]), ("escaped", [0, 0, 1, 1]))
-    )
-    rows = losses.table([plain, escaped]).splitlines()[2:]
-    found = [[text.strip() for text in row.strip("|").split("|")] for row in rows]
+    phases = {"plain": [0, 0, 0, 0], "escaped": [0, 0, 1, 1]}
+    contents = [{"name": name, "metrics": {}, "curve": curve | {"phase": phase}} for name, phase in phases.items()]
+    found = [split(row) for row in experiments()["losses"].table(contents).splitlines()[2:]]
     assert found[0] == ["plain", "0.100", "0.400", "5.000", "8.000"]
     assert found[1] == ["escaped", "0.300", "0.400", "7.000", "8.000"]
 
 
-def test_a_worker_that_reads_other_inputs_refuses(tmp_path, monkeypatch):
-    done: list = []
-    folder, cell = counted(tmp_path, {"x": 1}, done)
-    monkeypatch.setattr(side_by_side, "_worker", {"folder": folder, "cells": {("a", 1): cell}})
-    with pytest.raises(InputError, match="changed after the start, or can be read once only"):
-        side_by_side._measure("a", 1, "the key of the command")
-    assert not done
-    side_by_side._measure("a", 1, cell.key)
-    assert done
+def test_the_table_of_relearning_has_a_row_for_each_model():
+    contents = [
+        {"name": f"relearn-{name}", "seed": seed, "metrics": {}}
+        | {"relearning": {"step": [0, 5], "others": others, "learned": [0.0, 90.0]}}
+        for name, others in (("deep", [3.0, 5.0]), ("retrained", [2.0, 2.0]))
+        for seed in (0, 1)
+    ]
+    rows = experiments()["recovery"].table(contents).splitlines()[-2:]
+    assert split(rows[0]) == ["deep", "3.0 (0.0)", "5.0 (0.0)", "90.0 (0.0)"]
+    assert split(rows[1])[0] == "retrained"
+    drawn = experiments()["recovery"].figures("micro", contents)
+    assert [figure.name for figure in drawn] == ["relearn-knowmem_f-micro"]
+
+
+def test_figures_of_deep_forgetting_are_drawn_over_privleak():
+    auc = "auc_forget_holdout_min_40"
+    scores = [
+        {"step": 0, auc: 0.0, "knowmem_r": 92.0, "knowmem_f": 90.0},
+        {"step": 20, auc: 0.25},
+        {"step": 40, auc: 0.5, "knowmem_r": 88.0, "knowmem_f": 3.0},
+    ]
+    content = {"name": "deep-matched", "seed": 0, "metrics": {}, "stop_scores": scores, "stop_reference": {auc: 0.5}}
+    assert deep._points(content, "knowmem_r") == [(-100.0, 92.0), (0.0, 88.0)]
+    drawn = deep.figures("micro", [content, {"name": "deep-target", "seed": 0, "metrics": {}}])
+    assert [figure.name for figure in drawn] == ["deep-knowmem_r-micro", "deep-knowmem_f-micro"]
+    assert b"PrivLeak" in drawn[0].files[".svg"]
 
 
 def test_tables_need_no_models_and_no_data(tmp_path, capsys):
@@ -241,3 +242,53 @@ def test_tables_need_no_models_and_no_data(tmp_path, capsys):
     assert {(cell["name"], cell["state"]) for cell in result["cells"]} >= {("target", "done"), ("adamw-npo-kl", "done")}
     assert Path(result["table"]).read_bytes() == (RESULTS / "smollm2" / "tofu" / "README.md").read_bytes()
     assert "| retrained " in capsys.readouterr().out
+
+
+# ---- deep forgetting ---------------------------------------------------------------------------------
+
+
+def test_every_row_changes_one_thing(setup):
+    whole = deep.configured(setup, "deep-matched", 0).chosen()
+    method = whole.method
+    assert (method.optimizer, method.loss, method.loss_options) == ("adamw", "match", {"pull": "gate"})
+    assert (whole.keep, whole.base, whole.holdout) == ("micro:retain", "micro:base", "micro:holdout")
+    own = deep.configured(setup, "deep", 0).chosen()
+    assert (own.method, own.stop.metric, own.reference) == (whole.method, None, None)
+    plain = dataclasses.asdict(whole)
+    for name, changed in {
+        "deep-softplus": {"loss_options"},
+        "deep-without-keep": {"keep"},
+        "deep-half-kept": {"keep"},
+        "deep-small-base": {"base"},
+        "deep-mean-teacher": {"optimizer"},
+        "deep-mean-teacher-anchor": {"optimizer", "anchor"},
+    }.items():
+        other = dataclasses.asdict(deep.configured(setup, name, 0).chosen())
+        inside = {field for field, value in other["method"].items() if value != plain["method"][field]}
+        outside = {field for field, value in other.items() if value != plain[field]} - {"method"}
+        assert inside | outside == changed, name
+    without = deep.configured(setup, "deep-without-base", 0).chosen()
+    assert (without.base, without.keep, without.method.loss) == (None, "micro:retain", "nlul")
+    assert without.stop == whole.stop
+
+
+def test_cells_are_known_by_their_texts_and_models(setup, tmp_path):
+    cells = deep.cells(setup, [0, 1], CellFolder(tmp_path, print))
+    assert len({cell.key for cell in cells}) == len(cells) == 2 * 13 + 2
+    settings = {cell.name: cell.settings for cell in cells}
+    assert "keep" not in settings["deep"]  # the text's hash stands for its name
+    assert settings["deep"]["inputs"]["keep"] != settings["deep-half-kept"]["inputs"]["keep"]
+    assert settings["deep"]["inputs"]["base"] != settings["deep-small-base"]["inputs"]["base"]
+    assert settings["deep-half-kept"]["asked"] == ["knowmem_pretraining", "knowmem_r_kept", "knowmem_r_others"]
+    assert not any(experiments()["methods"].shows(name) for name in settings)
+    with pytest.raises(InputError, match="base is missing: .* give --base"):
+        deep.cells(dataclasses.replace(setup, base=None), [0], CellFolder(tmp_path, print))
+
+
+def test_half_of_the_people_are_kept_and_all_are_asked_about(setup):
+    kept, others = (deep._groups(setup, half=True)[f"knowmem_r_{part}"] for part in ("kept", "others"))
+    assert len(kept) == len(others) == 60
+    assert {*kept, *others} == {*micro.questions("retain")}
+    texts = " ".join(read_documents(setup.keep_half).texts)
+    for place, story in enumerate(micro.stories("retain")):
+        assert (story.person in texts) == any(story.person in q.question for q in kept) == (place % 2 == 0)

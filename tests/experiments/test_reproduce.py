@@ -1,5 +1,6 @@
 """The paper's experiments as commands: tiny budgets, the real models and the real job."""
 
+import dataclasses
 import functools
 import json
 import os
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,10 +19,12 @@ import yaml
 from unteach.cli import COMMANDS, main
 from unteach.corpora import micro
 from unteach.data import read_documents
+from unteach.errors import InputError
+from unteach.experiments import reproduce
 from unteach.experiments.paper import theorem
-from unteach.experiments.reproduce import ReproduceOptions, run
-from unteach.experiments.side_by_side import CellError, number_of_jobs
+from unteach.experiments.reproduce import ReproduceOptions, number_of_jobs, run
 from unteach.experiments.sources import build
+from unteach.settings import parse
 
 TINY = {
     "general": "micro:general_heldout", "max_steps": 2, "evaluate_every": 2, "batch": 2, "general_batch": 2,
@@ -28,12 +32,17 @@ TINY = {
 }  # fmt: skip
 
 
-def options(tmp_path: Path, name: str, *, config: dict | None = None, only: str = "", **others) -> ReproduceOptions:
+def options(tmp_path: Path, name: str, *, config=None, methods=None, **others) -> ReproduceOptions:
     settings = tmp_path / "settings.yaml"
-    parts = {"config": TINY | (config or {}), "losses": {"steps": 6, "escape_epochs": 1}, "recovery": {"steps": 2}}
+    parts = {"losses": {"steps": 6, "escape_epochs": 1}, "recovery": {"steps": 2}, "deep": {"max_steps": 2}}
+    parts |= {"config": TINY | (config or {}), "relearning": {"steps": [0, 1], "batch": 2}, "methods": methods or {}}
     settings.write_text(yaml.safe_dump(parts))
     fixed = {"seeds": "0", "out": tmp_path / "results", "device": "cpu", "limit": 2, "jobs": 1}
-    return ReproduceOptions(name=name, settings=settings, only=only, **(fixed | others))
+    return ReproduceOptions(name=name, settings=settings, **(fixed | others))
+
+
+def cell(tmp_path: Path, name: str, benchmark: str = "micro") -> dict:
+    return json.loads((tmp_path / "results" / benchmark / f"{name}-seed-0.json").read_text())
 
 
 def measured(text: str) -> list[str]:
@@ -49,8 +58,7 @@ def test_a_cell_is_measured_once_and_another_setting_is_noticed(tmp_path, capsys
     assert "| adamw-ll-kl |   done |" in shown.err
     assert "adamw-ll-kl" in shown.out
     assert first["missing"] == 0
-    file = tmp_path / "results" / "micro" / "adamw-ll-kl-seed-0.json"
-    content = json.loads(file.read_text())
+    file, content = tmp_path / "results/micro/adamw-ll-kl-seed-0.json", cell(tmp_path, "adamw-ll-kl")
     assert content["steps"] == 2
     assert content["curve"]["step"] == [1, 2]
     assert content["method"]["lr"] == 3e-4
@@ -72,15 +80,15 @@ def test_a_cell_is_measured_once_and_another_setting_is_noticed(tmp_path, capsys
 @pytest.mark.slow
 def test_the_theorem_is_measured_once_and_listed_without_measuring(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(theorem, "TheoremSettings", functools.partial(theorem.TheoremSettings, num_steps=4, halvings=3))
-    listed = run(ReproduceOptions(name="theorem", out=tmp_path, seeds="1", device="cpu", list=True))
-    assert listed["missing"] == 1
+    chosen = ReproduceOptions(name="theorem", out=tmp_path, seeds="1", device="cpu")
+    assert run(dataclasses.replace(chosen, list=True))["missing"] == 1
     assert not list(tmp_path.rglob("*.json"))
-    done = run(ReproduceOptions(name="theorem", out=tmp_path, seeds="1", device="cpu"))
+    done = run(chosen)
     assert done["missing"] == 0
     assert [Path(figure).name for figure in done["figures"]] == ["theorem.svg"]
     assert "softmax regression" in Path(done["table"]).read_text(encoding="utf-8")
     capsys.readouterr()
-    again = run(ReproduceOptions(name="theorem", out=tmp_path, seeds="1", device="cpu", images=tmp_path / "again"))
+    again = run(dataclasses.replace(chosen, images=tmp_path / "again"))
     assert measured(capsys.readouterr().err) == []
     assert Path(again["figures"][0]).read_bytes() == Path(done["figures"][0]).read_bytes()
 
@@ -132,16 +140,38 @@ def test_every_experiment_runs_on_the_embedded_benchmark(tmp_path, capsys):
         assert len(result["figures"]) == drawn.get(name, 0)
     shown = capsys.readouterr()
     assert measured(shown.err).count("adamw-npo-kl, seed 0") == 1  # methods' cell serves the others too
-    recovered = json.loads((tmp_path / "results/micro/recovery-adamw-npo-kl-seed-0.json").read_text())
-    unlearned = json.loads((tmp_path / "results/micro/adamw-npo-kl-seed-0.json").read_text())
+    recovered, unlearned = cell(tmp_path, "recovery-adamw-npo-kl"), cell(tmp_path, "adamw-npo-kl")
     assert recovered["before"]["metrics"] == unlearned["metrics"]  # the same steps give the same model
     assert recovered["metrics"] != unlearned["metrics"]
     for ending, rules in (("", {"max_steps"}), ("-until-forgotten", {"stop", "max_steps", "utility_floor"})):
-        file = tmp_path / f"results/micro/sequential-adamw-npo-kl{ending}-seed-0.json"
-        requests = json.loads(file.read_text())["requests"]
+        requests = cell(tmp_path, f"sequential-adamw-npo-kl{ending}")["requests"]
         assert [request["request"] for request in requests] == [0, 1, 2, 3, 4]
         assert requests[4]["metrics"]["nll_general"] != requests[0]["metrics"]["nll_general"]
         assert {request["stop"]["rule"] for request in requests[1:]} <= rules
+
+
+@pytest.mark.slow
+def test_cells_of_deep_forgetting_keep_the_way_and_what_was_asked(tmp_path):
+    config = {"keep_batch": 2, "probes": 4}
+    result = run(options(tmp_path, "deep", config=config, only="deep-half-kept,deep-alpha-2.5,deep-retrained"))
+    assert result["missing"] == 0
+    assert len(result["figures"]) == 2
+    names = ("deep-half-kept", "deep-alpha-2.5", "deep", "deep-retrained")
+    half, strong, usual, retrained = (cell(tmp_path, name) for name in names)
+    assert {"knowmem_r_kept", "knowmem_r_others", "knowmem_pretraining", "privleak"} <= set(half["metrics"])
+    assert "knowmem_pretraining" in retrained["metrics"]
+    assert [look["step"] for look in half["stop_scores"]] == [0, 2]
+    watched = {"verbmem_f", "knowmem_f", "knowmem_r", "auc_forget_holdout_min_40", "nll_general", "nll_retain"}
+    assert all(watched <= look.keys() for look in half["stop_scores"])
+    assert "auc_forget_holdout_min_40" in half["stop_reference"]
+    assert strong["method"]["alpha"] == pytest.approx(2.5 * usual["method"]["alpha"])
+    assert "stop_reference" not in usual
+    again = run(options(tmp_path, "recovery", config=config, only="relearn-deep,relearn-retrained"))
+    curve = cell(tmp_path, "relearn-deep")["relearning"]
+    assert curve["step"] == [0, 1]
+    assert len(curve["others"]) == len(curve["learned"]) == 2
+    assert "## deep: " in (text := Path(again["table"]).read_text(encoding="utf-8"))
+    assert "knowmem_f of the other people" in text
 
 
 @pytest.mark.slow
@@ -154,14 +184,11 @@ def test_cells_side_by_side_are_those_of_one_process(tmp_path, capfd):
     for needed in ("target", "mt-nlul-qkl", "adamw-npo-kl"):  # both workers read the first: it is measured once
         assert said.count(f": measuring {needed}, seed 0") == 1, needed
     for name in ("mt-nlul-qkl", "adamw-npo-kl"):  # every request has the numbers that methods ran with
-        whole, parts = (
-            json.loads((tmp_path / "results" / "micro" / f"{kind}{name}-seed-0.json").read_text())
-            for kind in ("", "sequential-")
-        )
+        whole, parts = (cell(tmp_path, f"{kind}{name}") for kind in ("", "sequential-"))
         assert [request["method"] for request in parts["requests"][1:]] == [whole["method"]] * 4, name
     (tmp_path / "alone").mkdir()
     alone = run(options(tmp_path / "alone", "methods", only="adamw-npo-kl"))
-    beside = json.loads((tmp_path / "results" / "micro" / "adamw-npo-kl-seed-0.json").read_text())["metrics"]
+    beside = cell(tmp_path, "adamw-npo-kl")["metrics"]
     for name, value in alone["cells"][0]["metrics"].items():
         assert beside[name]["value"] == pytest.approx(value["value"], abs=0.05), name
     files = sorted((tmp_path / "results" / "micro").glob("*.json"))
@@ -172,10 +199,9 @@ def test_cells_side_by_side_are_those_of_one_process(tmp_path, capfd):
 
 @pytest.mark.slow
 def test_a_cell_that_fails_side_by_side_is_named_and_the_others_are_done(tmp_path, capfd):
-    chosen = options(tmp_path, "methods", only="adamw-ll-kl,adamw-npo-kl", jobs=2)
-    parts = yaml.safe_load(chosen.settings.read_text())
-    chosen.settings.write_text(yaml.safe_dump(parts | {"methods": {"adamw-ll-kl": {"lr": 1e30}}}))
-    with pytest.raises(CellError, match="adamw-ll-kl, seed 0 failed: .*nan.*; the others are done"):
+    wrong = {"adamw-ll-kl": {"lr": 1e30}}
+    chosen = options(tmp_path, "methods", only="adamw-ll-kl,adamw-npo-kl", jobs=2, methods=wrong)
+    with pytest.raises(RuntimeError, match="adamw-ll-kl, seed 0 failed: .*nan.*; the others are done"):
         run(chosen)
     assert "adamw-ll-kl, seed 0 failed" in capfd.readouterr().err
     assert [file.name for file in chosen.out.rglob("*.json")] == ["adamw-npo-kl-seed-0.json"]
@@ -197,13 +223,8 @@ def test_ended_it_leaves_no_worker_behind(tmp_path, who):
     (temporary := tmp_path / "temporary").mkdir()
     flags = f"--settings {made.settings} --out {made.out} --seeds 0 --limit 2 --jobs 2 --device cpu"
     words = [sys.executable, "-m", "unteach", "reproduce", "methods", "--only", "mt-nlul-kl,mt-nlul-qkl"]
-    with subprocess.Popen(
-        [*words, *flags.split()],
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        env=os.environ | {"TMPDIR": str(temporary)},
-    ) as command:
+    given = {"text": True, "start_new_session": True, "env": os.environ | {"TMPDIR": str(temporary)}}
+    with subprocess.Popen([*words, *flags.split()], stderr=subprocess.PIPE, **given) as command:
         started: set[str] = set()
         while len(started) < 2:
             line = command.stderr.readline()
@@ -225,6 +246,21 @@ def test_ended_it_leaves_no_worker_behind(tmp_path, who):
             return
         time.sleep(0.1)
     pytest.fail("a worker is still running")
+
+
+def test_a_worker_that_reads_other_inputs_refuses(tmp_path, monkeypatch):
+    folder, done = SimpleNamespace(get=lambda cell: done.append(cell)), []
+    monkeypatch.setattr(reproduce, "_prepared", lambda *given: (SimpleNamespace(), folder, {"key": "a cell"}))
+    with pytest.raises(InputError, match="changed after the start, or can be read once only"):
+        reproduce._measure("a, seed 0", "the key of the command", ReproduceOptions(), 1, tmp_path)
+    assert not done
+    reproduce._measure("a, seed 0", "key", ReproduceOptions(), 1, tmp_path)
+    assert done == ["a cell"]
+
+
+def test_the_base_has_a_former_name():
+    given = parse(ReproduceOptions, ["deep", "--incompetent", "small", "--keep", "near"])
+    assert (given.base, given.keep) == ("small", "near")
 
 
 def test_the_number_of_cells_side_by_side():
@@ -280,10 +316,15 @@ def tofu_folder(folder: Path) -> list[str]:
         }
         for n in range(8)
     ]
-    for table in ("forget10", "retain90", "forget10_perturbed", "retain_perturbed", "real_authors_perturbed"):
+    perturbed = [f"{part}_perturbed" for part in ("forget10", "retain", "real_authors", "world_facts")]
+    for table in ("forget10", "retain90", *perturbed):
         write_rows(folder / f"{table}.jsonl", rows)
-    write_rows(folder / "world_facts_perturbed.jsonl", rows)
     return [row["answer"] for row in rows]
+
+
+def given_for(benchmark: str, tmp_path: Path) -> dict:
+    general = "micro:general_heldout"
+    return {"benchmark": benchmark, "model": "micro:target", "data": tmp_path / "data", "general": general}
 
 
 @pytest.mark.slow
@@ -292,28 +333,15 @@ def test_other_benchmarks_run_with_models_and_tables_given(benchmark, make, tmp_
     texts = make(tmp_path / "data")
     instruct = tmp_path / "instruct.jsonl"
     write_rows(instruct, [{"instruction": f"Say {n}.", "input": "", "output": f"{n}"} for n in range(8)])
-    given = {
-        "benchmark": benchmark,
-        "model": "micro:target",
-        "reference": "micro:retrained",
-        "base": "micro:base",
-        "keep": "micro:retain",
-        "data": tmp_path / "data",
-        "general": "micro:general_heldout",
-        "instruct": instruct,
-        "limit": 8,
-    }
-    tiny = {name: value for name, value in TINY.items() if name != "general"} | {"max_tokens": 128, "probes": 8}
+    given = dict(given_for(benchmark, tmp_path), reference="micro:retrained", base="micro:base", keep="micro:retain")
+    given |= {"instruct": instruct, "limit": 8, "config": {"max_tokens": 128, "probes": 8, "general": None}}
     for name, only in (
         ("methods", "target,adamw-it-kl"),
         ("recovery", "recovery-adamw-npo-kl"),
         ("sequential", "sequential-adamw-npo-kl"),
         ("deep", "deep-matched"),
     ):
-        chosen = options(tmp_path, name, only=only, **given)
-        parts = {"config": tiny, "recovery": {"steps": 2}, "deep": {"max_steps": 2}}
-        (tmp_path / "settings.yaml").write_text(yaml.safe_dump(parts))
-        assert run(chosen)["missing"] == 0
+        assert run(options(tmp_path, name, only=only, **given))["missing"] == 0
     files = sorted((tmp_path / "results" / benchmark).glob("*.json"))
     assert len(files) == 6  # those, and the cell of methods that tells sequential its steps
     for file in files:
@@ -329,13 +357,7 @@ def test_other_benchmarks_run_with_models_and_tables_given(benchmark, make, tmp_
 def test_the_end_of_an_answer_is_not_forgotten(tmp_path):
     """Models learn TOFU's answers with their end token; a model that forgot it would not end its answers any more."""
     answers = tofu_folder(tmp_path / "data")
-    given = {
-        "benchmark": "tofu",
-        "model": "micro:target",
-        "data": tmp_path / "data",
-        "general": "micro:general_heldout",
-    }
-    setup = build(options(tmp_path, "methods", **given), tmp_path, print)
+    setup = build(options(tmp_path, "methods", **given_for("tofu", tmp_path)), tmp_path, print)
     documents = read_documents(setup.config.documents).texts
     assert len(documents) == len(answers)
     assert all(text.endswith(answer) for text, answer in zip(documents, answers, strict=True))

@@ -11,28 +11,27 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import gc
 import hashlib
 import json
-import math
 import platform
-import statistics
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
 import unteach
 from unteach.config import ForgetConfig, Method
-from unteach.evaluation.metrics import METRICS, describe
+from unteach.evaluation.scores import library_versions, write_json
 from unteach.method.losses import LOSSES
-from unteach.writing import format_number, markdown_table
+from unteach.writing import markdown_table
 
-__all__ = [
-    "KEY_DEFAULTS", "Cell", "CellFolder", "State", "by_name", "differing", "mean_and_std", "result_table", "thinned",
-]  # fmt: skip
+__all__ = ["KEY_DEFAULTS", "Cell", "CellFolder", "State", "differing", "thinned"]
 
 SCHEMA = "unteach.cell/2"
 State = Literal["done", "older version", "other settings", "missing"]
@@ -86,21 +85,16 @@ def differing(settings: Any) -> dict[str, Any]:
         if field.name == "loops_every":
             value = value or None  # 0, never, was None when the first cells were measured
         if field.name == "loss_options":
-            value = _differing_options(settings)
+            usual = LOSSES[settings.loss].hyper
+            usually = usual | KEY_DEFAULTS.get(f"loss {settings.loss}", {})
+            value = {name: option for name, option in (usual | value).items() if option != usually[name]}
         if value != frozen.get(field.name, _plain(default)):
             found[field.name] = value
     return found
 
 
-def _differing_options(method: Method) -> dict[str, Any]:
-    """The same for the options of a loss, given or left as they are."""
-    usual = LOSSES[method.loss].hyper
-    frozen = usual | KEY_DEFAULTS.get(f"loss {method.loss}", {})
-    return {name: value for name, value in (usual | method.loss_options).items() if value != frozen[name]}
-
-
 def _plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+    if dataclasses.is_dataclass(value):
         return differing(value)
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
@@ -126,6 +120,9 @@ class Cell:
         content = {"name": self.name, "seed": self.seed, "settings": self.settings}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
+    def __str__(self) -> str:
+        return f"{self.name}, seed {self.seed}"
+
 
 class CellFolder:
     """A folder of cells; ``say`` gets the lines for people, ``fresh`` measures cells of older versions again."""
@@ -137,18 +134,13 @@ class CellFolder:
         """A cell's file."""
         return self.folder / f"{cell.name}-seed-{cell.seed}.json"
 
-    def read(self, cell: Cell) -> dict[str, Any] | None:
-        """What a cell's file holds, whatever it was measured with; None where there is none that can be read."""
-        return _read(self.path(cell))
-
     def read_all(self) -> list[dict[str, Any]]:
         """What all files of cells hold that can be read, in the order of their names."""
-        found = map(_read, sorted(self.folder.glob("*-seed-*.json")))
-        return [content for content in found if content is not None]
+        return [content for file in sorted(self.folder.glob("*-seed-*.json")) if (content := _read(file))]
 
     def state(self, cell: Cell) -> State:
         """Whether a cell is done."""
-        content = self.read(cell)
+        content = _read(self.path(cell))
         if content is None:
             return "missing"
         if content.get("key") != cell.key:
@@ -161,27 +153,26 @@ class CellFolder:
 
     def get(self, cell: Cell) -> dict[str, Any]:
         """A cell's content: read if it is usable, else measured and written."""
-        content = self.read(cell) if self.is_usable(cell) else None
-        return content if content is not None else self._measure(cell)
-
-    def _measure(self, cell: Cell) -> dict[str, Any]:
-        from unteach.evaluation.scores import library_versions, write_json
-
-        self.say(f"measuring {cell.name}, seed {cell.seed}")
+        if self.is_usable(cell) and (content := _read(self.path(cell))):
+            return content
+        self.say(f"measuring {cell}")
         started = time.perf_counter()
-        found = cell.run()
+        found = json.loads(json.dumps(cell.run()), parse_constant=lambda name: None)  # JSON has no NaN
+        gc.collect()
+        torch.cuda.empty_cache()  # a worker that waits for its next cell should not keep others from theirs
+        gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
         content = {
             "schema": SCHEMA,
             "name": cell.name,
             "seed": cell.seed,
             "key": cell.key,
             "settings": dict(cell.settings),
-            **_finite(found),
+            **found,
             "seconds": round(time.perf_counter() - started, 1),
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "versions": library_versions(),
             "commit": _commit(),
-            "hardware": _hardware(),
+            "hardware": {"gpu": gpu, "cpu": platform.machine(), "threads": torch.get_num_threads()},
         }
         write_json(self.path(cell), content)
         return content
@@ -193,7 +184,7 @@ class CellFolder:
             if not self.is_usable(cell):
                 self.get(cell)
                 self.say(self.states(cells))
-        return [self.get(cell) for cell in cells]
+        return self.finished(cells)
 
     def finished(self, cells: Sequence[Cell]) -> list[dict[str, Any]]:
         """The contents of those cells that are done, measuring nothing."""
@@ -210,6 +201,7 @@ class CellFolder:
 
 
 def _read(file: Path) -> dict[str, Any] | None:
+    """What a cell's file holds, whatever it was measured with; None where there is none that can be read."""
     try:
         return json.loads(file.read_text(encoding="utf-8"))
     except (FileNotFoundError, json.JSONDecodeError):
@@ -236,65 +228,7 @@ def thinned(rows: Sequence[Mapping[str, Any]], points: int = CURVE_POINTS) -> di
 
     The first and the last are among them.
     """
-    last = len(rows) - 1
     count = min(points, len(rows))
-    kept = [rows[round(place * last / max(1, count - 1))] for place in range(count)]
+    kept = [rows[round(place * (len(rows) - 1) / max(1, count - 1))] for place in range(count)]
     curve: dict[str, list[Any]] = {"step": [row["step"] for row in kept], "phase": [row["phase"] for row in kept]}
-    return curve | {name: [_rounded(row[name]) for row in kept] for name in CURVE}
-
-
-def _rounded(value: float) -> float | None:
-    return float(f"{value:.4g}") if math.isfinite(value) else None
-
-
-def _finite(value: Any) -> Any:
-    """The same with None for numbers that JSON cannot hold."""
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _hardware() -> dict[str, Any]:
-    import torch
-
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    return {"gpu": gpu, "cpu": platform.machine(), "threads": torch.get_num_threads()}
-
-
-def by_name(contents: Iterable[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """Contents of cells grouped by name, in their order."""
-    groups: dict[str, list[dict[str, Any]]] = {}
-    for content in contents:
-        groups.setdefault(content["name"], []).append(content)
-    return groups
-
-
-def mean_and_std(values: Sequence[float | None], decimals: int = 1) -> str:
-    """``mean (std)`` over seeds, as in the paper's tables; the mean alone for one seed, a dash for none."""
-    known = [value for value in values if value is not None]
-    if not known:
-        return "–"
-    text = format_number(statistics.fmean(known), decimals)
-    return text if len(known) < 2 else f"{text} ({statistics.stdev(known):.{decimals}f})"
-
-
-def result_table(
-    rows: Mapping[str, Sequence[Mapping[str, Any]]], metrics: Sequence[str], extra: Mapping[str, Sequence[str]] = {}
-) -> str:
-    """A Markdown table: a row per name, mean (std) over seeds of each metric that any row has.
-
-    Args:
-        rows: For each name, the metrics of its seeds: ``{"verbmem_f": {"value": ...}, ...}``.
-        metrics: Columns in their order.
-        extra: Further columns: title → a text per row.
-    """
-    shown = [m for m in metrics if any(m in values for group in rows.values() for values in group)]
-    titles = [f"{m} {METRICS[m].arrow}".strip() if m in METRICS else m for m in shown]
-    lines = []
-    for place, (name, group) in enumerate(rows.items()):
-        found = {m: [values[m]["value"] if m in values else None for values in group] for m in shown}
-        texts = [mean_and_std(values, describe(m).decimals) for m, values in found.items()]
-        lines.append([name, *texts, *(column[place] for column in extra.values())])
-    return markdown_table(["", *titles, *extra], lines)
+    return curve | {name: [float(f"{row[name]:.4g}") for row in kept] for name in CURVE}

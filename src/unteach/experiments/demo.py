@@ -12,7 +12,7 @@ from typing import Any
 
 from unteach.config import ForgetConfig
 from unteach.errors import InputError
-from unteach.experiments.presets import DEEP, DEEP_INPUTS, METHODS, MICRO_SETTINGS
+from unteach.experiments import DEEP, DEEP_INPUTS, METHODS, MICRO_SETTINGS
 
 __all__ = ["DemoOptions", "run"]
 
@@ -49,10 +49,8 @@ def run(options: DemoOptions) -> dict[str, Any]:
     out = options.out
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"out is {str(out)!r}, which exists and is not empty: name a new folder")
-    rows: list[dict[str, Any]] = []
-    results: dict[str, Scores] = {}
-    shared = SharedScores()
     names = [*(METHODS if options.all else PAPER), "deep"]
+    shared, results, rows = SharedScores(), dict[str, Scores](), list[dict[str, Any]]()
     for name in names:
         print(f"\n{name}", file=sys.stderr)
         config = _config(name, options)
@@ -62,17 +60,12 @@ def run(options: DemoOptions) -> dict[str, Any]:
             return shared.measured_once(score + own, compute)
 
         result = run_forget(config, shared=measured_once)
-        folder = out / name / "evaluations"
-        results |= {
-            row: Scores.from_dict(json.loads((folder / file).read_text(encoding="utf-8")))
-            for row, file in (
-                ("target", "step_000000.json"),
-                ("retrained", "reference.json"),
-                (name, f"step_{result.steps:06d}.json"),
-            )
-        }
-        row = _row(name, results[name], options.seed)
-        rows.append(row | {"steps": result.steps, "seconds": round(result.seconds, 1)})
+        files = {"target": "step_000000", "retrained": "reference", name: f"step_{result.steps:06d}"}
+        for row, file in files.items():
+            text = (out / name / "evaluations" / f"{file}.json").read_text(encoding="utf-8")
+            results[row] = Scores.from_dict(json.loads(text))
+        done = {"steps": result.steps, "seconds": round(result.seconds, 1)}
+        rows.append(_row(name, results[name], options.seed) | done)
     retrained = _row("retrained", results["retrained"], options.seed) | {"privleak": 0.0}  # it is its own yardstick
     rows = [_row("target", results["target"], options.seed), retrained, *rows]
     report = write_report([out / name for name in names], out / "report.html")
@@ -82,7 +75,6 @@ def run(options: DemoOptions) -> dict[str, Any]:
 
 
 def _config(name: str, options: DemoOptions) -> ForgetConfig:
-    """The settings of one of the demo's runs."""
     method = DEEP if name == "deep" else METHODS[name]
     given: dict[str, Any] = DEEP_INPUTS if name == "deep" else {"base": "micro:small"} if method.loss == "it" else {}
     return ForgetConfig(
@@ -103,7 +95,11 @@ def _row(name: str, scores: Any, seed: int) -> dict[str, Any]:
 
 def _print(rows: list[dict[str, Any]], results: dict[str, Any], report: Path) -> None:
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
+
+    def said(scores: Any, part: str) -> str:
+        return escape(" ".join(scores.items_of("verbmem_f")[0][part].split()))
 
     console = Console()
     table = Table("", *(row["name"] for row in rows))
@@ -111,15 +107,8 @@ def _print(rows: list[dict[str, Any]], results: dict[str, Any], report: Path) ->
         cells = [row[name] for row in rows]
         table.add_row(name, *("–" if c is None else f"{c:.4g}" if isinstance(c, float) else str(c) for c in cells))
     console.print(table)
-    item = results["target"].items_of("verbmem_f")[0]
-    console.print(f"\n[bold]A forget article begins[/bold]: {_escaped(item['prompt'])}")
-    console.print(f"[bold]and goes on[/bold]: {_escaped(item['expected'])}")
+    console.print(f"\n[bold]A forget article begins[/bold]: {said(results['target'], 'prompt')}")
+    console.print(f"[bold]and goes on[/bold]: {said(results['target'], 'expected')}")
     for name, scores in results.items():
-        console.print(f"[bold]{name}[/bold] says: {_escaped(scores.items_of('verbmem_f')[0]['output'])}")
+        console.print(f"[bold]{name}[/bold] says: {said(scores, 'output')}")
     console.print(f"\nreport: {report}")
-
-
-def _escaped(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(" ".join(text.split()))

@@ -1,28 +1,43 @@
-"""`unteach reproduce NAME`: the paper's tables and figures by name."""
+"""`unteach reproduce NAME`: the paper's tables and figures by name.
+
+Several cells are measured at once, each worker a process of its own with a part of the cores: small models use several
+cores badly, and two cells side by side take less time than one after the other with twice the threads.
+"""
 
 from __future__ import annotations
 
+import functools
 import importlib.util
-import json
+import multiprocessing
+import os
+import signal
 import sys
 import tempfile
 import textwrap
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from unteach.errors import InputError, Interrupted
-from unteach.experiments.paper import Experiment, experiment, experiment_names
-from unteach.experiments.presets import METHODS
+from unteach.config import resolved_device
+from unteach.errors import InputError, Interrupted, first_line
+from unteach.experiments import METHODS
 from unteach.settings import nearest_name
 from unteach.writing import write_whole
 
-__all__ = ["ReproduceOptions", "run", "write_readme"]
+if TYPE_CHECKING:
+    from unteach.experiments.cells import Cell, CellFolder
+    from unteach.experiments.paper import Experiment
+    from unteach.experiments.setups import Setup
 
+__all__ = ["ReproduceOptions", "number_of_jobs", "run", "write_readme"]
 
 README, ABOUT = "README.md", "ABOUT.md"
 """Written beside the cells; and what a person has to say on top of it, if there is such a file."""
+MOST_JOBS = 8
+"""Without asking: each takes about a GB of memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,55 +98,55 @@ def run(options: ReproduceOptions) -> dict[str, Any]:
 
     Returns:
         ``cells`` (name, seed, state, metrics of each that is done), ``missing``, ``table`` and ``figures`` (paths).
-
-    Raises:
-        InputError: With what is wrong with the options.
     """
-    known = experiment_names()
+    from unteach.experiments.cells import CellFolder
+    from unteach.experiments.paper import experiments
+    from unteach.experiments.sources import build
+
+    known = experiments()
     if options.name not in known:
         nearest = nearest_name(options.name, known)
         raise InputError(f"name is {options.name!r}: it must be one of {', '.join(known)}{nearest}")
-    seeds = _read_seeds(options.seeds)
-
-    with tempfile.TemporaryDirectory() as work:
-        try:
-            return _run_cells(options, seeds, Path(work))
-        except (Interrupted, KeyboardInterrupt):
-            say("stopped; the same command goes on with the missing cells")
-            raise KeyboardInterrupt from None
-
-
-def _run_cells(options: ReproduceOptions, seeds: list[int], work: Path) -> dict[str, Any]:
-    from unteach.experiments.cells import CellFolder
-    from unteach.experiments.side_by_side import number_of_jobs, run_side_by_side
-    from unteach.experiments.sources import build
-
-    chosen = experiment(options.name)
-    folder = CellFolder(options.out / options.benchmark, say, fresh=options.fresh)
+    chosen, seeds = known[options.name], _seeds(options)
+    folder = CellFolder(options.out / options.benchmark, _say, fresh=options.fresh)
     if options.tables:
         return _write(options, chosen, folder, [c for c in _ordered(folder) if chosen.shows(c["name"])], [])
-    setup = build(options, work, _indented) if chosen.uses_benchmark else None
-    cells = _chosen(chosen.cells(setup, seeds, folder), options.only)
-    jobs = number_of_jobs(options, sum(not folder.is_usable(cell) for cell in cells)) if setup else 1
-    if options.list or not chosen.measures:
-        say(folder.states(cells))
-    elif jobs > 1:
-        run_side_by_side(options, seeds, cells, jobs, work, folder)
-    else:
-        folder.complete(cells)
-    return _write(options, chosen, folder, folder.finished(cells), cells)
+    with tempfile.TemporaryDirectory() as work:
+        try:
+            setup = build(options, Path(work), lambda line: _say(f"    {line}"))
+            cells = _only(chosen.cells(setup, seeds, folder), options.only)
+            jobs = number_of_jobs(options, sum(not folder.is_usable(cell) for cell in cells))
+            if options.list or not chosen.measures:
+                _say(folder.states(cells))
+            elif jobs > 1:
+                _run_side_by_side(options, cells, jobs, Path(work), folder)
+            else:
+                folder.complete(cells)
+        except (Interrupted, KeyboardInterrupt):
+            _say("stopped; the same command goes on with the missing cells")
+            raise KeyboardInterrupt from None
+        return _write(options, chosen, folder, folder.finished(cells), cells)
 
 
 def _write(
-    options: ReproduceOptions, chosen: Experiment, folder: Any, contents: list[dict[str, Any]], cells: Sequence[Any]
+    options: ReproduceOptions,
+    chosen: Experiment,
+    folder: CellFolder,
+    contents: list[dict[str, Any]],
+    cells: Sequence[Cell],
 ) -> dict[str, Any]:
     """Write tables and figures; returns the result of the command."""
-    table = chosen.table(contents)
-    paths = [_write_figure(options.images or folder.folder, figure) for figure in _figures(options, chosen, contents)]
+    figures = []
+    if importlib.util.find_spec("matplotlib") is None:
+        _say("matplotlib is not installed: no figures; run the same command where it is")
+    else:
+        for figure in chosen.figures(options.benchmark, contents):
+            figures.append((options.images or folder.folder) / f"{figure.name}.svg")
+            write_whole(figures[-1], figure.files[".svg"])
     readme = write_readme(folder) if contents else folder.folder / README
     if not options.json:
-        print(f"\n{table}" if contents else "nothing is done yet")
-        print("\n".join([*(f"figure: {path}" for path in paths), *([f"tables: {readme}"] if contents else [])]))
+        print(f"\n{chosen.table(contents)}" if contents else "nothing is done yet")
+        print("\n".join([*(f"figure: {path}" for path in figures), *([f"tables: {readme}"] if contents else [])]))
     done = {(content["name"], content["seed"]): content for content in contents}
     states = {(cell.name, cell.seed): folder.state(cell) for cell in cells} or dict.fromkeys(done, "done")
     return {
@@ -143,12 +158,14 @@ def _write(
         ],
         "missing": sum(not folder.is_usable(cell) for cell in cells),
         "table": str(readme),
-        "figures": [str(path) for path in paths],
+        "figures": [str(path) for path in figures],
     }
 
 
-def write_readme(folder: Any) -> Path:
-    """Write the tables of all experiments that have cells in a ``CellFolder`` beside them, from the cells alone."""
+def write_readme(folder: CellFolder) -> Path:
+    """Write the tables of all experiments that have cells in a folder beside them, from the cells alone."""
+    from unteach.experiments.paper import by_name, experiments
+
     contents = _ordered(folder)
     versions = sorted({content["versions"]["unteach"] for content in contents})
     parts = [
@@ -160,22 +177,20 @@ def write_readme(folder: Any) -> Path:
     if (about := folder.folder / ABOUT).exists():
         parts.append(about.read_text(encoding="utf-8").strip())
     shown: set[str] = set()
-    for name in experiment_names():
-        entry = experiment(name)
+    for name, entry in experiments().items():
         mine = [content for content in contents if entry.shows(content["name"])]
         if {content["name"] for content in mine} <= shown:  # another experiment's cells, without any of its own
             continue
         shown |= {content["name"] for content in mine}
         parts += [f"## {name}: {entry.title}", textwrap.fill(entry.see, 120), entry.table(mine)]
-        settings: dict[str, set[str]] = {}
-        for content in mine:
-            settings.setdefault(content["name"], set()).add(json.dumps(content["settings"], sort_keys=True))
-        parts += [f"The seeds of {name} have different settings." for name, kinds in settings.items() if len(kinds) > 1]
+        for row, group in by_name(mine).items():
+            if any(content["settings"] != group[0]["settings"] for content in group):
+                parts.append(f"The seeds of {row} have different settings.")
     write_whole(folder.folder / README, "\n\n".join(parts) + "\n")
     return folder.folder / README
 
 
-def _ordered(folder: Any) -> list[dict[str, Any]]:
+def _ordered(folder: CellFolder) -> list[dict[str, Any]]:
     """The contents of all cells in a folder, methods in the order of the presets."""
     known = ["target", "retrained", *METHODS]
 
@@ -186,46 +201,116 @@ def _ordered(folder: Any) -> list[dict[str, Any]]:
     return sorted(folder.read_all(), key=place)
 
 
-def _figures(options: ReproduceOptions, chosen: Experiment, contents: list[dict[str, Any]]) -> list[Any]:
-    """The figures, where they can be drawn."""
-    if importlib.util.find_spec("matplotlib") is not None:
-        return chosen.figures(options.benchmark, contents)
-    say("matplotlib is not installed: no figures; run the same command where it is")
-    return []
-
-
-def _read_seeds(text: str) -> list[int]:
-    """The seeds that the option names."""
+def _seeds(options: ReproduceOptions) -> list[int]:
     try:
-        seeds = [int(part) for part in text.split(",")]
+        seeds = [int(part) for part in options.seeds.split(",")]
     except ValueError:
         seeds = []
     if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
-        raise InputError(f"seeds is {text!r}: it must be different whole numbers, none below 0, such as 0,1,2")
+        raise InputError(f"seeds is {options.seeds!r}: it must be different whole numbers, none below 0, such as 0,1,2")
     return seeds
 
 
-def _chosen(cells: Sequence[Any], only: str) -> list[Any]:
-    if not only:
-        return list(cells)
-    wanted, known = only.split(","), {cell.name for cell in cells}
+def _only(cells: list[Cell], only: str) -> list[Cell]:
+    """The cells of the names that the option gives: all where it gives none."""
+    wanted, known = only.split(",") if only else [], {cell.name for cell in cells}
     unknown = [name for name in wanted if name not in known]
     if unknown:
         allowed = ", ".join(sorted(known))
         raise InputError([f"only is {n!r}: it must be one of {allowed}{nearest_name(n, known)}" for n in unknown])
-    return [cell for cell in cells if cell.name in wanted]
+    return [cell for cell in cells if not only or cell.name in wanted]
 
 
-def _write_figure(folder: Path, figure: Any) -> Path:
-    path = folder / f"{figure.name}.svg"
-    write_whole(path, figure.files[".svg"])
-    return path
-
-
-def say(line: str) -> None:
+def _say(line: str) -> None:
     """A line for people, on stderr."""
     print(line, file=sys.stderr, flush=True)
 
 
-def _indented(line: str) -> None:
-    say(f"    {line}")
+def number_of_jobs(options: ReproduceOptions, missing: int) -> int:
+    """How many cells to measure at once, of so many that are ``missing``.
+
+    0 means one for every core, 8 at most, where the embedded benchmark (its models are tiny) runs on a CPU, and one
+    cell at a time elsewhere.
+    """
+    if options.jobs < 0:
+        raise InputError(f"jobs is {options.jobs}: it must be at least 1, or 0 to leave it to the program")
+    device = resolved_device(options.device)
+    tiny = options.benchmark == "micro" and device.type == "cpu"
+    return max(1, min(missing, options.jobs or (min(_cores(), MOST_JOBS) if tiny else 1)))
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _run_side_by_side(
+    options: ReproduceOptions, cells: Sequence[Cell], jobs: int, work: Path, folder: CellFolder
+) -> None:
+    """Measure the cells that are missing in worker processes; every worker writes its cells' files itself.
+
+    What several cells need is measured first, once. Ctrl-C and SIGTERM end all workers at once; whatever they have
+    written, besides the cells, is in the temporary folder ``work``.
+
+    Raises:
+        RuntimeError: A cell failed, after all others have been measured; or a worker was killed.
+    """
+    pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"))
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    folder.say(folder.states(cells))
+    missing = [cell for cell in cells if not folder.is_usable(cell)]
+    needed = {need.key: need for cell in missing for need in cell.needs if not folder.is_usable(need)}
+    failed: list[tuple[Cell, BaseException]] = []
+    try:
+        for group in (needed.values(), missing):
+            futures = {pool.submit(_measure, str(cell), cell.key, options, jobs, work): cell for cell in group}
+            for future in as_completed(futures):
+                cell, error = futures[future], future.exception()
+                if isinstance(error, BrokenProcessPool):
+                    raise RuntimeError("a worker was killed, most likely for lack of memory: take fewer --jobs")
+                if error is not None:
+                    failed.append((cell, error))
+                    folder.say(f"{cell} failed: {first_line(error)}")
+                folder.say(folder.states(cells))
+    except BaseException:
+        for process in [*pool._processes.values()]:  # which take SIGTERM as a wish to stop after this step
+            process.kill()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
+        signal.signal(signal.SIGTERM, before)
+    if failed:
+        cell, error = failed[0]
+        if isinstance(error, InputError):
+            raise error
+        more = f"; so did {len(failed) - 1} more" if len(failed) > 1 else ""
+        raise RuntimeError(f"{cell} failed: {first_line(error)}{more}; the others are done") from error
+
+
+def _measure(name: str, key: str, options: ReproduceOptions, jobs: int, work: Path) -> None:
+    """In a worker: one cell, to its file."""
+    setup, folder, cells = _prepared(options, jobs, work)
+    setup.say = folder.say = lambda line: _say(f"    {name}: {line}")
+    if key not in cells:
+        raise InputError("settings, models or texts changed after the start, or can be read once only: start again")
+    folder.get(cells[key])
+
+
+@functools.cache
+def _prepared(options: ReproduceOptions, jobs: int, work: Path) -> tuple[Setup, CellFolder, dict[str, Cell]]:
+    """In a worker, once: limit its threads and build its setup; returns that, its folder, and its cells by key."""
+    import torch
+
+    from unteach.experiments.cells import CellFolder
+    from unteach.experiments.paper import experiments
+    from unteach.experiments.sources import build
+    from unteach.job.run_folder import SharedScores
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the command, which ends its workers
+    torch.set_num_threads(max(1, _cores() // jobs))
+    sys.stderr.isatty = lambda: False  # type: ignore[method-assign]  # no progress bars: they would mix
+    tempfile.tempdir = str(work)
+    folder = CellFolder(options.out / options.benchmark, _say, fresh=options.fresh)
+    setup = build(options, Path(tempfile.mkdtemp()), _say)
+    setup.shared = SharedScores(work / "shared")
+    cells = experiments()[options.name].cells(setup, _seeds(options), folder)
+    return setup, folder, {cell.key: cell for known in cells for cell in (known, *known.needs)}

@@ -20,7 +20,7 @@ from unteach.corpora.catalog import UNLEARNED, add_multiple_choice, named_benchm
 from unteach.data import EMBEDDED_GENERAL, GENERAL_BYTES, read_documents
 from unteach.data.records import read_rows, write_texts
 from unteach.errors import InputError
-from unteach.experiments.presets import METHODS, MICRO_SETTINGS, methods_of_the_paper
+from unteach.experiments import METHODS, MICRO_SETTINGS, methods_of_the_paper
 from unteach.experiments.setups import Setup
 from unteach.settings import checked, from_values
 
@@ -53,9 +53,8 @@ def build(options: ReproduceOptions, work: Path, say: Callable[[str], None]) -> 
         problems.append(f"limit is {options.limit}: it must be at least 1")
     if problems:
         raise InputError(problems)
-    if options.benchmark == "micro":
-        return _micro(options, given, work, say)
-    return _tables(options, given, work, say)
+    shared: dict[str, Any] = {"benchmark": options.benchmark, "limit": options.limit, "settings": given, "say": say}
+    return Setup(**shared, **(_micro if options.benchmark == "micro" else _tables)(options, given, work))
 
 
 def _read_settings(path: Path | None) -> dict[str, Any]:
@@ -78,7 +77,7 @@ def _methods(known: Mapping[str, Method], given: Mapping[str, Any]) -> dict[str,
     """The methods by name, with the fields that the settings file changes or the methods it adds."""
     methods = dict(known)
     problems: list[str] = []
-    for name, fields in given.items():
+    for name, fields in given.get("methods", {}).items():
         start = dataclasses.asdict(methods[name]) if name in methods else {}
         methods[name] = checked(Method, start | fields, f"methods.{name}.", problems)
     if problems:
@@ -86,7 +85,8 @@ def _methods(known: Mapping[str, Method], given: Mapping[str, Any]) -> dict[str,
     return methods
 
 
-def _micro(options: ReproduceOptions, given: dict[str, Any], work: Path, say: Callable[[str], None]) -> Setup:
+def _micro(options: ReproduceOptions, given: dict[str, Any], work: Path) -> dict[str, Any]:
+    """The fields of a setup for the embedded benchmark."""
     from unteach.corpora import micro
     from unteach.models import find_folder
 
@@ -105,46 +105,44 @@ def _micro(options: ReproduceOptions, given: dict[str, Any], work: Path, say: Ca
         **MICRO_SETTINGS,
         "max_steps": MICRO_STEPS,
     }
-    return Setup(
-        benchmark="micro",
-        config=from_values(ForgetConfig, start | given.get("config", {}), "config."),
-        methods=_methods(METHODS, given.get("methods", {})),
-        final=final,
-        folds=tuple(f"micro:{fold}" for fold in micro.FOLDS),
-        retain="micro:retain",
-        instruct=tuple(micro.documents("instruct")),
-        incompetent=options.base or "micro:small",
-        base=options.base or "micro:base",
-        keep=options.keep or "micro:retain",
-        keep_half=write_texts(work / "keep_half.jsonl", kept),
-        holdout="micro:holdout",
-        questions=questions,
-        keep_questions=keep_questions,
-        limit=options.limit,
-        settings=given,
-        say=say,
-    )
+    return {
+        "config": from_values(ForgetConfig, start | given.get("config", {}), "config."),
+        "methods": _methods(METHODS, given),
+        "final": final,
+        "folds": tuple(f"micro:{fold}" for fold in micro.FOLDS),
+        "retain": "micro:retain",
+        "instruct": tuple(micro.documents("instruct")),
+        "incompetent": options.base or "micro:small",
+        "base": options.base or "micro:base",
+        "keep": options.keep or "micro:retain",
+        "keep_half": write_texts(work / "keep_half.jsonl", kept),
+        "holdout": "micro:holdout",
+        "questions": questions,
+        "keep_questions": keep_questions,
+    }
 
 
-def _tables(options: ReproduceOptions, given: dict[str, Any], work: Path, say: Callable[[str], None]) -> Setup:
-    """A benchmark of the catalog: texts to files, probes cut where the forget job cuts its chunks."""
+def _tables(options: ReproduceOptions, given: dict[str, Any], work: Path) -> dict[str, Any]:
+    """The same for a benchmark of the catalog: texts to files, probes cut where the forget job cuts its chunks."""
     from unteach.corpora.own import cut_probes
     from unteach.models import load_tokenizer, read_context_length
+
+    def written(name: str, texts: Sequence[str]) -> str | None:
+        return write_texts(work / f"{name}.jsonl", texts) if texts else None
 
     tokenizer = load_tokenizer(options.model)
     entry = named_benchmark(options.benchmark)
     assert entry.documents is not None
     tables, documents = entry.load(options.data), entry.documents(options.data)
-    retain = entry.retain(options.data) if entry.retain else []
+    retain = written("retain", entry.retain(options.data) if entry.retain else [])
     asked = entry.questions(options.data) if entry.questions else tables.knowledge_forget
     general = read_documents(options.general or EMBEDDED_GENERAL, max_bytes=GENERAL_BYTES, option="general")
     general, heldout = general.set_aside(min(HELDOUT, len(general) // 4), 0)
-    holdout = tables.membership_holdout
     start = {
         "model": options.model,
-        "documents": write_texts(work / "documents.jsonl", documents),
-        "general": write_texts(work / "general.jsonl", general.texts),
-        "holdout": write_texts(work / "holdout.jsonl", holdout) if holdout else None,
+        "documents": written("documents", documents),
+        "general": written("general", general.texts),
+        "holdout": written("holdout", tables.membership_holdout),
         "reference": options.reference or None,
         "device": options.device,
     }
@@ -152,6 +150,7 @@ def _tables(options: ReproduceOptions, given: dict[str, Any], work: Path, say: C
     chunk, _ = config.lengths(read_context_length(options.model))
     prompt, expected = entry.probe_tokens
     sizes = {"count": PROBES, "chunk_tokens": chunk, "prompt_tokens": prompt, "expected_tokens": expected}
+    holdout = tables.membership_holdout
     final = dataclasses.replace(
         tables,
         verbatim_forget=cut_probes(documents, tokenizer, **sizes),
@@ -161,31 +160,24 @@ def _tables(options: ReproduceOptions, given: dict[str, Any], work: Path, say: C
     )
     if options.mmlu is not None:
         final = add_multiple_choice(final, options.mmlu)
-    own_probes = tables.verbatim_forget
-    if options.limit:
-        final, own_probes = final.first(options.limit), own_probes[: options.limit]
     quarter = -(-len(documents) // FOLDS)
-    return Setup(
-        benchmark=options.benchmark,
-        config=config,
-        methods=_methods(methods_of_the_paper(), given.get("methods", {})),
-        final=final,
-        folds=tuple(
+    return {
+        "config": config,
+        "methods": _methods(methods_of_the_paper(), given),
+        "final": final.first(options.limit) if options.limit else final,
+        "folds": tuple(
             write_texts(work / f"fold_{n + 1}.jsonl", documents[n * quarter : (n + 1) * quarter]) for n in range(FOLDS)
         ),
-        retain=write_texts(work / "retain.jsonl", retain) if retain else None,
-        instruct=instructions(options.instruct) if options.instruct else None,
-        incompetent=options.base or None,
-        base=options.base or None,
-        keep=options.keep or (str(work / "retain.jsonl") if retain else None),
-        holdout=config.holdout,
-        questions=_write_questions(work / "questions.jsonl", asked),
-        keep_questions=_write_questions(work / "keep_questions.jsonl", tables.knowledge_retain),
-        limit=options.limit,
-        table_probes=own_probes,
-        settings=given,
-        say=say,
-    )
+        "retain": retain,
+        "instruct": instructions(options.instruct) if options.instruct else None,
+        "incompetent": options.base or None,
+        "base": options.base or None,
+        "keep": options.keep or retain,
+        "holdout": config.holdout,
+        "questions": _write_questions(work / "questions.jsonl", asked),
+        "keep_questions": _write_questions(work / "keep_questions.jsonl", tables.knowledge_retain),
+        "table_probes": tables.verbatim_forget[: options.limit],
+    }
 
 
 def _write_questions(path: Path, questions: Sequence[Question]) -> str | None:

@@ -1,24 +1,39 @@
-"""The paper's tables and figures: one file each, whose name is the experiment's name (``_`` written ``-``).
+"""The paper's tables and figures: what an experiment is, and how cells are shown in a table or a figure.
 
-To add an experiment, add a file here with an ``EXPERIMENT``; ``unteach reproduce NAME`` finds it.
+To add an experiment, add it to the ``EXPERIMENTS`` of a file here, or add a file; ``unteach reproduce NAME`` finds it.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import pkgutil
-from collections.abc import Callable, Sequence
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from unteach.evaluation.formulas import Metric
+from unteach.evaluation.metrics import METRICS, describe
+from unteach.evaluation.scores import Scores
+from unteach.report.load import Published
+from unteach.report.plots import curve_figure, tradeoff_figure
+from unteach.report.style import Figure, look
+from unteach.report.tables import Member, MethodRow, Role
+from unteach.writing import format_number, markdown_table
+
 if TYPE_CHECKING:
     from unteach.experiments.cells import Cell, CellFolder
-    from unteach.report.style import Figure
 
-__all__ = ["Experiment", "experiment", "experiment_names"]
+__all__ = [
+    "RUN_COLUMNS", "Column", "Content", "Experiment", "by_name", "curves", "experiments", "mean_and_std", "panels",
+    "renamed", "result_table",
+]  # fmt: skip
 
-Contents = Sequence[dict[str, Any]]
-"""What the files of cells hold."""
+Content = dict[str, Any]
+"""What the file of a cell holds."""
+UTILITIES = {"knowmem_r": "", "nll_general": "-nll", "tofu_model_utility": "-utility"}
+"""Drawn upwards, and what the figure's name gets. A small model may know too little for the first to say anything."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,21 +48,118 @@ class Experiment:
     """Its cells, from the benchmark's ``Setup``, the seeds, and the folder of those that are done."""
     shows: Callable[[str], bool]
     """Whether its table shows cells of that name: so it can be made from a folder alone."""
-    table: Callable[[Contents], str]
+    table: Callable[[Sequence[Content]], str]
     """Its Markdown table."""
-    figures: Callable[[str, Contents], list[Figure]] = lambda benchmark, contents: []
+    figures: Callable[[str, Sequence[Content]], list[Figure]] = lambda benchmark, contents: []
     """Its figures; the benchmark's name is part of theirs."""
     measures: bool = True
     """False: it shows what another experiment has measured."""
-    uses_benchmark: bool = True
-    """False: it has models of its own and gets no ``Setup``."""
 
 
-def experiment_names() -> list[str]:
-    """The names of all experiments; nothing is imported."""
-    return [module.name.replace("_", "-") for module in pkgutil.iter_modules(__path__)]
+@functools.cache
+def experiments() -> dict[str, Experiment]:
+    """All experiments by name."""
+    found: dict[str, Experiment] = {}
+    for module in pkgutil.iter_modules(__path__):
+        found |= importlib.import_module(f"{__name__}.{module.name}").EXPERIMENTS
+    return dict(sorted(found.items()))
 
 
-def experiment(name: str) -> Experiment:
-    """The experiment of that name."""
-    return importlib.import_module(f"{__name__}.{name.replace('-', '_')}").EXPERIMENT
+def by_name(contents: Iterable[Content]) -> dict[str, list[Content]]:
+    """Contents of cells grouped by name, in their order: the seeds of each."""
+    groups: dict[str, list[Content]] = {}
+    for content in contents:
+        groups.setdefault(content["name"], []).append(content)
+    return groups
+
+
+def renamed(contents: Iterable[Content], prefix: str) -> list[Content]:
+    """The same without a beginning of their names."""
+    return [content | {"name": content["name"].removeprefix(prefix)} for content in contents]
+
+
+def mean_and_std(values: Iterable[float | None], decimals: int = 1) -> str:
+    """``mean (std)`` over seeds, as in the paper's tables; the mean alone for one seed, a dash for none."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return "–"
+    text = format_number(statistics.fmean(known), decimals)
+    return text if len(known) < 2 else f"{text} ({statistics.stdev(known):.{decimals}f})"
+
+
+Column = Callable[[Sequence[Content]], str]
+RUN_COLUMNS: dict[str, Column] = {
+    "steps": lambda group: mean_and_std((content.get("steps") for content in group), 0),
+    "ended by": lambda group: ", ".join(sorted({c["stop"]["rule"] for c in group if "stop" in c})) or "–",
+}
+"""Steps needed, and how the runs ended: ``extra`` columns of a ``result_table``."""
+
+
+def result_table(contents: Iterable[Content], metrics: Sequence[str], extra: Mapping[str, Column] = {}) -> str:
+    """A Markdown table: a row per name, mean (std) over seeds of each metric that any row has.
+
+    Args:
+        contents: Of cells: ``name`` and ``metrics``, ``{"verbmem_f": {"value": ...}, ...}``.
+        metrics: Columns in their order.
+        extra: Further columns: title → a row's text from the contents of its seeds.
+    """
+    groups = by_name(contents)
+    shown = [m for m in metrics if any(m in content["metrics"] for group in groups.values() for content in group)]
+    titles = [f"{m} {METRICS[m].arrow}".strip() if m in METRICS else m for m in shown]
+    rows = []
+    for name, group in groups.items():
+        found = {m: [content["metrics"].get(m, {}).get("value") for content in group] for m in shown}
+        texts = [mean_and_std(values, describe(m).decimals) for m, values in found.items()]
+        rows.append([name, *texts, *(column(group) for column in extra.values())])
+    return markdown_table(["", *titles, *extra], rows)
+
+
+def panels(
+    experiment: str,
+    benchmark: str,
+    contents: Iterable[Content],
+    against: Sequence[str],
+    points: Sequence[Published] = (),
+) -> list[Figure]:
+    """Utility against each of some metrics (to the right), a figure for each pair that was measured.
+
+    The figures' names begin with the experiment's and end with the benchmark's; ``points`` are others'.
+    """
+    rows = [_method(name, group, place) for place, (name, group) in enumerate(by_name(contents).items())]
+    drawn = []
+    for utility, ending in UTILITIES.items():
+        for metric in against:
+            shown = [row for row in rows if row.cell(metric).mean is not None and row.cell(utility).mean is not None]
+            if shown:
+                name = f"{experiment}-{metric}{ending}-{benchmark}"
+                drawn.append(tradeoff_figure(benchmark, metric, shown, points, name, utility))
+    return drawn
+
+
+def _method(name: str, group: Sequence[Content], place: int) -> MethodRow:
+    """A row of the report from cells."""
+    role: Role = "target" if name == "target" else "retrained" if name == "retrained" else "method"
+    members = []
+    for content in group:
+        metrics = {key: Metric(m["value"], m["low"], m["high"], 0, None, "") for key, m in content["metrics"].items()}
+        members.append(Member(content["seed"], Scores("", metrics, {}, name=name, seed=content["seed"])))
+    return MethodRow(name, role, tuple(members), place)
+
+
+def curves(
+    name: str,
+    title: str,
+    unit: str,
+    contents: Iterable[Content],
+    points: Callable[[Content], list[tuple[float, float]]],
+    *,
+    logarithmic: bool = False,
+    over: str = "step",
+) -> list[Figure]:
+    """A figure with a line of ``points`` for each cell that has any, in the look of its name; none without lines."""
+    lines = []
+    for place, (label, group) in enumerate(by_name(contents).items()):
+        style = look("retrained" if label == "retrained" else "method", place)
+        lines += [(label, style, content["seed"], found) for content in group if (found := points(content))]
+    keys = list({label: style for label, style, _, _ in lines}.items())
+    return [curve_figure(name, title, unit, lines, keys, logarithmic, over)] if lines else []

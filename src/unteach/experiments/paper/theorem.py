@@ -7,6 +7,7 @@ step lengths of the natural-gradient descent, and natural-gradient descent with 
 
 from __future__ import annotations
 
+import functools
 import io
 import itertools
 import math
@@ -19,18 +20,23 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from unteach.experiments.cells import Cell, CellFolder, differing
-from unteach.experiments.paper import Experiment
+from unteach.experiments.paper import Content, Experiment
 from unteach.method import theory
 from unteach.method.theory import Network, UnlearningProblem
 from unteach.report.style import Figure
 from unteach.writing import markdown_table
 
-__all__ = ["EXPERIMENT", "MODELS", "TheoremSettings", "compare", "memorised_problem", "run_experiment", "slopes"]
+__all__ = ["EXPERIMENTS", "MODELS", "TheoremSettings", "compare", "memorised_problem", "run_experiment", "slopes"]
 
 MODELS = {
     "softmax regression": Network(num_features=8, num_classes=4),
     "tanh network": Network(num_features=8, num_hidden=6, num_classes=4),
 }
+COLUMNS = {
+    "α": "{alpha:.6f}", "steps": "{steps}", "gap": "{gap:.5f}", "slope": "{slope}",
+    "gap / (α log 1/α)": "{gap_over_alpha_log:.3f}", "path / gap": "{lengths:.1f}",
+    "control: damping": "{gap_with_plain_damping:.4f}", "control: gradient": "{gap_of_plain_gradient:.4f}",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,8 +89,7 @@ def memorised_problem(name: str, *, seed: int, ridge: float) -> tuple[Unlearning
     def closure() -> Tensor:
         optimizer.zero_grad()
         loss = cross_entropy(model.logits(theta, forget_inputs), forget_labels)
-        loss = loss + cross_entropy(model.logits(theta, general_inputs), general_labels)
-        loss = loss + ridge * theta.square().sum()
+        loss = loss + cross_entropy(model.logits(theta, general_inputs), general_labels) + ridge * theta.square().sum()
         loss.backward()
         return loss
 
@@ -100,20 +105,17 @@ def compare(
     lr, teacher_rate, damping = settings.lr, settings.teacher_rate, settings.damping
     step_size = theory.natural_step_size(loss_weight, teacher_rate, lr)
     effective = theory.effective_damping(damping, teacher_rate, lr, momentum)
-
-    def natural(with_damping: float) -> Tensor:
-        return theory.natural_gradient_path(
-            problem, start, step_size=step_size, damping=with_damping, num_steps=num_steps
-        )
-
     teacher = theory.mean_teacher_path(
         problem, start, loss_weight=loss_weight, lr=lr, momentum=momentum, teacher_rate=teacher_rate,
         damping=damping, num_steps=num_steps,
     )  # fmt: skip
-    reference, undamped = natural(effective), natural(damping)
-    lengths = reference.diff(dim=0).norm(dim=1)
+    natural, undamped = (
+        theory.natural_gradient_path(problem, start, step_size=step_size, damping=chosen, num_steps=num_steps)
+        for chosen in (effective, damping)
+    )
+    lengths = natural.diff(dim=0).norm(dim=1)
     plain = theory.gradient_path(problem, start, lengths)
-    gap = theory.largest_gap(teacher, reference)
+    gap = theory.largest_gap(teacher, natural)
     row = {
         "momentum": momentum,
         "alpha": loss_weight,
@@ -123,10 +125,9 @@ def compare(
         "gap": gap,
         "gap_over_alpha_log": gap / (loss_weight * math.log(1 / loss_weight)),
         "gap_with_plain_damping": theory.largest_gap(teacher, undamped),
-        "gap_of_plain_gradient": theory.largest_gap(plain, reference),
+        "gap_of_plain_gradient": theory.largest_gap(plain, natural),
     }
-    paths = {"mean teacher": teacher, "natural": reference, "plain damping": undamped, "gradient": plain}
-    return row, paths
+    return row, {"mean teacher": teacher, "natural": natural, "gradient": plain}
 
 
 def slopes(gaps: Sequence[float]) -> list[float]:
@@ -147,9 +148,10 @@ def run_experiment(settings: TheoremSettings) -> dict[str, Any]:
     """
     groups: list[dict[str, Any]] = []
     drawn: dict[str, Tensor] = {}
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the matrices are far too small to share
     for name in MODELS:
         problem, start = memorised_problem(name, seed=settings.seed, ridge=settings.ridge)
-        eigenvalues = torch.linalg.eigvalsh(problem.gauss_newton(start))
         for momentum in settings.momenta:
             rows, drawn = [], {}
             for halving in range(settings.halvings + 1):
@@ -157,84 +159,22 @@ def run_experiment(settings: TheoremSettings) -> dict[str, Any]:
                 rows.append(row)
                 drawn[f"α = {row['alpha']:.2g}"] = paths["mean teacher"]
             drawn |= {"natural": paths["natural"], "gradient": paths["gradient"]}
+            ends = (start, paths["mean teacher"][-1])
             groups.append(
                 {
                     "model": name,
                     "parameters": problem.model.num_parameters,
-                    "largest_eigenvalue": float(eigenvalues[-1]),
-                    "median_eigenvalue": float(eigenvalues.median()),
                     "momentum": momentum,
-                    "forget_probability": [
-                        forget_probability(problem, start),
-                        forget_probability(problem, paths["mean teacher"][-1]),
-                    ],
+                    "forget_probability": [forget_probability(problem, theta) for theta in ends],
                     "slopes": slopes([row["gap"] for row in rows]),
                     "rows": rows,
                 }
             )
-    return {"groups": groups, "paths": flattened(drawn)}
+    torch.set_num_threads(threads)
+    return {"groups": groups, "paths": _flattened(drawn)}
 
 
-def table(contents: Sequence[dict[str, Any]]) -> str:
-    """A table for each seed, model and momentum: a row for each α."""
-    titles = ["α", "steps", "gap", "slope", "gap / (α log 1/α)", "path / gap", "control: damping", "control: gradient"]
-    parts = []
-    for seed, group in ((content["seed"], group) for content in contents for group in content["groups"]):
-        before, after = group["forget_probability"]
-        rows = [
-            [
-                f"{row['alpha']:.6f}",
-                str(row["steps"]),
-                f"{row['gap']:.5f}",
-                "" if slope is None else f"{slope:.3f}",
-                f"{row['gap_over_alpha_log']:.3f}",
-                f"{row['path_length'] / row['gap']:.1f}",
-                f"{row['gap_with_plain_damping']:.4f}",
-                f"{row['gap_of_plain_gradient']:.4f}",
-            ]
-            for row, slope in zip(group["rows"], [None, *group["slopes"]], strict=True)
-        ]
-        parts += [
-            f"Seed {seed}, {group['model']} ({group['parameters']} parameters), momentum "
-            f"{group['momentum']}: effective damping {group['rows'][0]['effective_damping']:.4f}, probability of the "
-            f"labels to forget {before:.2f} → {after:.2f}.",
-            markdown_table(titles, rows),
-        ]
-    return "\n\n".join(parts)
-
-
-BLUE, ORANGE, GREEN, GREY, BLACK = "#0072B2", "#D55E00", "#009E73", "#5F6B76", "#222222"  # colour-blind safe
-STYLE = {
-    "font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.color": "#E8EBEE",
-    "axes.axisbelow": True, "axes.titlelocation": "left", "axes.titlesize": 11, "axes.titleweight": "bold",
-    "axes.edgecolor": GREY, "legend.frameon": False, "lines.linewidth": 1.5, "lines.markersize": 5,
-    "svg.hashsalt": "unteach",
-}  # fmt: skip
-
-
-def _draw_convergence(axes: Any, groups: Sequence[dict[str, Any]]) -> None:
-    """Gap as a share of the path length against α, both models, one momentum."""
-    series = {
-        "gap_of_plain_gradient": (ORANGE, "gradient descent"),
-        "gap_with_plain_damping": (GREEN, "λ instead of λ̄"),
-        "gap": (BLUE, "mean teacher"),
-    }
-    alphas = [row["alpha"] for row in groups[0]["rows"]]
-    for group, marker, filled in zip(groups, "os", (True, False), strict=True):
-        for key, (colour, text) in series.items():
-            shares = [row[key] / row["path_length"] for row in group["rows"]]
-            face = colour if filled else "white"
-            axes.plot(alphas, shares, color=colour, marker=marker, mfc=face, label=f"{text}, {group['model']}")
-    lowest = min(group["rows"][-1]["gap"] / group["rows"][-1]["path_length"] for group in groups)
-    scale = 0.4 * lowest / (alphas[-1] * math.log(1 / alphas[-1]))
-    axes.plot(alphas, [scale * a * math.log(1 / a) for a in alphas], color=GREY, ls="--", lw=1, label="∝ α log(1/α)")
-    axes.set(xscale="log", yscale="log", ylim=(3e-6, 4), xlabel="loss weight α  (number of steps T ∝ 1/α)")
-    axes.set_ylabel("largest gap to natural-gradient descent,\nas a share of its path length")
-    axes.set_title(f"Momentum {groups[0]['momentum']:g}" if groups[0]["momentum"] else "No momentum")
-    axes.legend(fontsize=8, loc="lower right")
-
-
-def flattened(drawn: Mapping[str, Tensor], points: int = 200) -> dict[str, list[list[float]]]:
+def _flattened(drawn: Mapping[str, Tensor], points: int = 200) -> dict[str, list[list[float]]]:
     """The paths in the plane of the natural-gradient path's two leading principal directions: evenly chosen points."""
     natural = drawn["natural"]
     _, _, directions = torch.linalg.svd(natural - natural[0], full_matrices=False)
@@ -244,6 +184,54 @@ def flattened(drawn: Mapping[str, Tensor], points: int = 200) -> dict[str, list[
         places = (path[steps] - natural[0]) @ directions[:2].T
         flat[name] = [[float(f"{value:.4g}") for value in place] for place in places.tolist()]
     return flat
+
+
+def table(contents: Sequence[Content]) -> str:
+    """A table for each seed, model and momentum: a row for each α."""
+    parts = []
+    for seed, group in ((content["seed"], group) for content in contents for group in content["groups"]):
+        before, after = group["forget_probability"]
+        rows = []
+        for row, slope in zip(group["rows"], ["", *(f"{slope:.3f}" for slope in group["slopes"])], strict=True):
+            known = row | {"slope": slope, "lengths": row["path_length"] / row["gap"]}
+            rows.append([text.format(**known) for text in COLUMNS.values()])
+        parts += [
+            f"Seed {seed}, {group['model']} ({group['parameters']} parameters), momentum "
+            f"{group['momentum']}: effective damping {group['rows'][0]['effective_damping']:.4f}, probability of the "
+            f"labels to forget {before:.2f} → {after:.2f}.",
+            markdown_table(list(COLUMNS), rows),
+        ]
+    return "\n\n".join(parts)
+
+
+BLUE, ORANGE, GREEN, GREY, BLACK = "#0072B2", "#D55E00", "#009E73", "#5F6B76", "#222222"  # colour-blind safe
+STYLE = {
+    "font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.color": "#E8EBEE",
+    "axes.axisbelow": True, "axes.titlelocation": "left", "axes.titlesize": 11, "axes.titleweight": "bold",
+    "axes.edgecolor": GREY, "legend.frameon": False, "legend.fontsize": 8, "lines.linewidth": 1.5,
+    "lines.markersize": 5, "svg.hashsalt": "unteach",
+}  # fmt: skip
+
+
+def _draw_convergence(axes: Any, groups: Sequence[dict[str, Any]]) -> None:
+    """Gap as a share of the path length against α, both models, one momentum."""
+    alphas = [row["alpha"] for row in groups[0]["rows"]]
+    for group, marker, filled in zip(groups, "os", (True, False), strict=True):
+        for key, colour, text in (
+            ("gap_of_plain_gradient", ORANGE, "gradient descent"),
+            ("gap_with_plain_damping", GREEN, "λ instead of λ̄"),
+            ("gap", BLUE, "mean teacher"),
+        ):
+            shares = [row[key] / row["path_length"] for row in group["rows"]]
+            face = colour if filled else "white"
+            axes.plot(alphas, shares, color=colour, marker=marker, mfc=face, label=f"{text}, {group['model']}")
+    lowest = min(group["rows"][-1]["gap"] / group["rows"][-1]["path_length"] for group in groups)
+    scale = 0.4 * lowest / (alphas[-1] * math.log(1 / alphas[-1]))
+    axes.plot(alphas, [scale * a * math.log(1 / a) for a in alphas], color=GREY, ls="--", lw=1, label="∝ α log(1/α)")
+    axes.set(xscale="log", yscale="log", ylim=(3e-6, 4), xlabel="loss weight α  (number of steps T ∝ 1/α)")
+    axes.set_ylabel("largest gap to natural-gradient descent,\nas a share of its path length")
+    axes.set_title(f"Momentum {groups[0]['momentum']:g}" if groups[0]["momentum"] else "No momentum")
+    axes.legend(loc="lower right")
 
 
 def _draw_paths(axes: Any, paths: Mapping[str, list[list[float]]]) -> None:
@@ -256,7 +244,7 @@ def _draw_paths(axes: Any, paths: Mapping[str, list[list[float]]]) -> None:
     axes.plot(0, 0, marker="o", ls="", color=BLACK, label="θ₀")
     axes.set(xlabel="first principal direction of the path  (network, momentum)", ylabel="second")
     axes.set_title("Paths of the mean teacher close in as α → 0")
-    axes.legend(fontsize=8)
+    axes.legend()
 
 
 def _draw_lemma(axes: Any) -> None:
@@ -273,62 +261,49 @@ def _draw_lemma(axes: Any) -> None:
         axes.plot(values, color=colour, ls="-" if colour == BLUE else "--", label=text)
     axes.set(xlabel="step t  (μ 0.9, λ 1, η 0.001)", ylabel="‖uₜ − u*‖ in units of ‖ε‖/λ", ylim=(0, 1.2))
     axes.set_title("Momentum lemma under a constant error ε")
-    axes.legend(fontsize=8)
+    axes.legend()
 
 
-def draw(groups: Sequence[dict[str, Any]], paths: Mapping[str, list[list[float]]]) -> bytes:
-    """The figure as an SVG file: convergence without and with momentum, the paths, and the momentum lemma."""
+def figures(benchmark: str, contents: Sequence[Content]) -> list[Figure]:
+    """Of the first seed: convergence without and with momentum, the paths, and the momentum lemma."""
+    if not contents:
+        return []
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
+    groups, file = contents[0]["groups"], io.BytesIO()
     with pyplot.rc_context(STYLE):
         figure, panels = pyplot.subplots(2, 2, figsize=(11.5, 8), layout="constrained", facecolor="white")
         for axes, momentum in zip(panels[0], sorted({group["momentum"] for group in groups}), strict=True):
             _draw_convergence(axes, [group for group in groups if group["momentum"] == momentum])
-        _draw_paths(panels[1, 0], paths)
+        _draw_paths(panels[1, 0], contents[0]["paths"])
         _draw_lemma(panels[1, 1])
-        file = io.BytesIO()
         figure.savefig(file, format="svg", metadata={"Date": None})
         pyplot.close(figure)
-    return file.getvalue()
-
-
-def cells(setup: None, seeds: Sequence[int], folder: CellFolder) -> list[Cell]:
-    """One of each seed, with the settings above; the models are its own, whatever the benchmark."""
-    return [_cell(TheoremSettings(seed=seed)) for seed in seeds]
-
-
-def _cell(settings: TheoremSettings) -> Cell:
-    def run() -> dict[str, Any]:
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # the matrices are far too small to share
-        try:
-            return run_experiment(settings)
-        finally:
-            torch.set_num_threads(threads)
-
-    fixed = {name: value for name, value in differing(settings).items() if name != "seed"}
-    return Cell(name="theorem", seed=settings.seed, settings=fixed, run=run)
-
-
-def figures(benchmark: str, contents: Sequence[dict[str, Any]]) -> list[Figure]:
-    """The four panels, of the first seed."""
     title = "Does the mean teacher follow natural-gradient descent?"
-    return [
-        Figure("theorem", title, title, "", {".svg": draw(content["groups"], content["paths"])})
-        for content in contents[:1]
-    ]
+    return [Figure("theorem", title, title, "", {".svg": file.getvalue()})]
 
 
-EXPERIMENT = Experiment(
-    title="Theorem 1: the mean teacher beside natural-gradient descent",
-    see="If the theorem holds, the gap falls with α (slope about 1) so that gap / (α log 1/α) does not grow, while the "
-    "gaps of the two controls stay where they are.",
-    cells=cells,
-    shows=lambda name: name == "theorem",
-    table=table,
-    figures=figures,
-    uses_benchmark=False,
-)
+def cells(setup: Any, seeds: Sequence[int], folder: CellFolder) -> list[Cell]:
+    """One of each seed, with the settings above; the models are its own, whatever the benchmark."""
+    found = []
+    for settings in (TheoremSettings(seed=seed) for seed in seeds):
+        fixed = {name: value for name, value in differing(settings).items() if name != "seed"}
+        run = functools.partial(run_experiment, settings)
+        found.append(Cell(name="theorem", seed=settings.seed, settings=fixed, run=run))
+    return found
+
+
+EXPERIMENTS = {
+    "theorem": Experiment(
+        title="Theorem 1: the mean teacher beside natural-gradient descent",
+        see="If the theorem holds, the gap falls with α (slope about 1) so that gap / (α log 1/α) does not grow, while "
+        "the gaps of the two controls stay where they are.",
+        cells=cells,
+        shows=lambda name: name == "theorem",
+        table=table,
+        figures=figures,
+    )
+}

@@ -3,7 +3,7 @@
 python benchmarks/vocab_head.py [--vocabularies 32000 128000] [--width 4096] [--tokens 8184] [--tiny] [--json FILE]
 
 Full logits: hidden states times the head's weight, [B,T,V] at once, then `unteach.forget_loss` or
-`unteach.divergence` and a backward pass to the hidden states. In chunks: `token_log_odds` and `mean_divergence`.
+`unteach.divergence` and a backward pass to the hidden states. In chunks: `token_log_odds` and `mean_of_rows`.
 Memory is the most that a forward and backward pass takes beyond its inputs: the allocator's peak on a GPU, counted
 tensors on a CPU. Times are taken in TF32 and fp16 on a GPU, in fp32 else. "fused" is the chunked form with what is done
 with a chunk's rows compiled.
@@ -25,7 +25,7 @@ import torch
 import unteach
 from measuring import machine, parser, peak_bytes, record, seconds, table
 from unteach.method.divergences import DIVERGENCES
-from unteach.method.vocab_head import Head, fused_rows, mean_divergence, token_log_odds
+from unteach.method.vocab_head import Head, fused_rows, mean_of_rows, token_log_odds
 from unteach.models.precision import precision_of_pass
 
 
@@ -64,7 +64,7 @@ class Case:
             log_odds = token_log_odds(self.hidden, self.labels, head)
             binary = torch.stack([log_odds, torch.zeros_like(log_odds)], -1).view(*self.mask.shape, 2)
             return unteach.forget_loss("nlul", binary, torch.zeros_like(self.mask, dtype=torch.int64), self.mask)
-        return mean_divergence(DIVERGENCES["kl"].rows, self.hidden, head, self.teacher, head)
+        return mean_of_rows(DIVERGENCES["kl"].rows, self.hidden, head, self.teacher, head)
 
     def run(self, way, precision, device):
         """Value and gradient of the full form, the chunked one, or the full one with the difference first."""

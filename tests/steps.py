@@ -1,8 +1,30 @@
-"""Short ways to what a step reads, for tests of its parts."""
+"""Short ways to a run and to what a step reads, for tests of their parts."""
 
+import torch
+
+from tiny_models import SENTENCES
+from unteach.config import Method
+from unteach.training.checkpoint import Checkpoints
+from unteach.training.loop import unlearn
 from unteach.training.passes import HeldText, Pull, Reading
 from unteach.training.step import train_step
+from unteach.training.stopping import Condition, Search, StopRule
 from unteach.training.texts import Texts, texts_of_step
+
+FORGET = [f"{s} It was the {n}th time in {1900 + n}." for n, s in enumerate(SENTENCES * 3)]
+GENERAL = [f"{a} {b}" for a in SENTENCES for b in SENTENCES] * 4
+NUMBERS = {"alpha": 0.5, "lr": 0.02, "teacher_rate": 4.0, "damping": 0.1}
+
+
+def mean_teacher(**settings):
+    """The paper's algorithm and loss, with numbers that suit tiny models."""
+    paper = {"optimizer": "mean_teacher", "loss": "nlul", "token_share": 1.0, "loops_every": 0}
+    return Method(**(paper | NUMBERS | settings))
+
+
+def recital(most_degenerate=None, why=""):
+    """The rule that the documents are recited no better than 20."""
+    return StopRule((Condition("verbmem_f", "<=", 20.0, why),), most_degenerate)
 
 
 def pull_of(sequences, loss="nlul", **settings):
@@ -20,3 +42,19 @@ def one_step(model, optimizer, forget, general, method, config, step=0, others=N
     """A step of a run."""
     read = texts_of_step(Texts(forget, general), method, config, step, others)
     return train_step(model, optimizer, *read, 1.0 if method.alpha is None else method.alpha, config)
+
+
+def unlearned(folder, model, parameters, texts, config, evaluate, rule=None, **options):
+    """How a run ended, and the weights after it."""
+    before = {"verbmem_f": 90.0, "nll_general": 1.0}
+    last, floor = config.max_steps, config.stop.utility_floor
+    search = Search(rule, before, every=config.evaluate_every, last=last, utility_floor=floor)
+    checkpoints = Checkpoints(folder / "checkpoints", 2)
+    outcome = unlearn(
+        model, parameters, texts, config, search=search, evaluate=evaluate, checkpoints=checkpoints, **options
+    )
+    return outcome, {name: p.detach().clone() for name, p in parameters.items()}
+
+
+def same(first, second):
+    return all(torch.equal(first[name], second[name]) for name in first)

@@ -18,7 +18,7 @@ from unteach.data import ForgetBatches
 from unteach.method import tensors
 from unteach.method.divergences import DIVERGENCES, mean_over_rows
 from unteach.method.optimizers import AnchoredAdamW
-from unteach.method.vocab_head import Head, mean_divergence
+from unteach.method.vocab_head import Head, mean_of_rows
 from unteach.models import trainable_parameters
 from unteach.training.calibrate import rounding_noise
 from unteach.training.passes import computing, hidden_states
@@ -150,7 +150,7 @@ def test_the_head_in_chunks_is_the_head() -> None:
     teacher = hidden + 0.05 * torch.randn(500, 64, generator=draws, device="cuda")
     rows, head = DIVERGENCES["kl"].rows, Head(weight=weight / 8)
     found, exact = hidden.clone().requires_grad_(), hidden.double().requires_grad_()
-    value = mean_divergence(rows, found, head, teacher, head)
+    value = mean_of_rows(rows, found, head, teacher, head)
     value.backward()
     expected = mean_over_rows(rows, exact @ head.weight.double().T, teacher.double() @ head.weight.double().T)
     expected.backward()

@@ -5,7 +5,7 @@ import torch
 
 import unteach
 from unteach.method import losses, vocab_head
-from unteach.method.vocab_head import Head, mean_divergence, mean_token_loss, token_log_odds
+from unteach.method.vocab_head import Head, mean_of_rows, token_log_odds
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
 HEADS = {
@@ -69,7 +69,7 @@ def test_log_odds_equal_the_full_logit_form(options, dtype):
 def test_divergences_equal_the_full_logit_form(name, options, dtype):
     hidden, teacher_hidden, _ = inputs(dtype)
     head, teacher_head = make_head(dtype, 1, **options), make_head(dtype, 2, **options)
-    mine = mean_divergence(unteach.DIVERGENCES[name].rows, hidden, head, teacher_hidden, teacher_head)
+    mine = mean_of_rows(unteach.DIVERGENCES[name].rows, hidden, head, teacher_hidden, teacher_head)
     logits, teacher_logits = full_logits(hidden, head), full_logits(teacher_hidden, teacher_head)
     theirs = unteach.divergence(name, logits[None], teacher_logits[None], torch.ones(1, 10, dtype=torch.bool))
     assert_same(mine, theirs, hidden, head)
@@ -85,7 +85,7 @@ def test_losses_of_all_logits_equal_the_full_logit_form(name, hyper, options, dt
     head = make_head(dtype, 1, **options)
     rows, mask = functools.partial(unteach.LOSSES[name].rows, **hyper), torch.ones(1, 10, dtype=torch.bool)
     for base_head in (make_head(dtype, 2, **options), head):  # another model's, or the same where it is not trained
-        mine = mean_token_loss(rows, hidden, head, labels, base_hidden, base_head)
+        mine = mean_of_rows(rows, hidden, head, base_hidden, base_head, labels)
         logits, base_logits = full_logits(hidden, head), full_logits(base_hidden, base_head)
         theirs = unteach.forget_loss(name, logits[None], labels[None], mask, base_logits=base_logits[None], **hyper)
         assert_same(mine, theirs, hidden, head)
@@ -95,7 +95,7 @@ def test_nothing_is_computed_for_a_frozen_head():
     hidden, teacher_hidden, labels = inputs(torch.float32)
     head = make_head(torch.float32, 1)
     head.weight.requires_grad_(False)
-    value = token_log_odds(hidden, labels, head).sum() + mean_divergence(
+    value = token_log_odds(hidden, labels, head).sum() + mean_of_rows(
         unteach.DIVERGENCES["kl"].rows, hidden, head, teacher_hidden, head
     )
     value.backward()
@@ -131,5 +131,5 @@ def test_chunks_bound_the_logits_held_at_once(monkeypatch):
     hidden, teacher_hidden, labels = inputs(torch.float32)
     head = make_head(torch.float32, 1)
     token_log_odds(hidden, labels, head).sum().backward()  # twice: the head is trained
-    mean_divergence(unteach.DIVERGENCES["kl"].rows, hidden, head, teacher_hidden, head).backward()
+    mean_of_rows(unteach.DIVERGENCES["kl"].rows, hidden, head, teacher_hidden, head).backward()
     assert sizes == [4, 4, 2] * 2 + [4, 4, 4, 4, 2, 2]

@@ -18,11 +18,10 @@ import torch
 
 torch.set_num_threads(1)
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the helpers of all tests; this file is run by itself
-from tiny_models import SENTENCES, save_tiny  # noqa: E402
-from unteach.config import ForgetConfig, Method, Stop  # noqa: E402
+from steps import FORGET, GENERAL, mean_teacher  # noqa: E402
+from tiny_models import save_tiny  # noqa: E402
+from unteach.config import ForgetConfig, Stop  # noqa: E402
 from unteach.job import run_forget  # noqa: E402
-
-FORGET = [f"{s} It was the {n}th time in {1900 + n}." for n, s in enumerate(SENTENCES * 3)]
 
 
 def config(folder, out):
@@ -31,16 +30,7 @@ def config(folder, out):
         documents=str(folder / "documents.jsonl"),
         general=str(folder / "general.jsonl"),
         out=str(folder / out),
-        method=Method(
-            optimizer="mean_teacher",
-            loss="nlul",
-            token_share=0.25,
-            loops_every=4,
-            alpha=0.5,
-            lr=0.02,
-            teacher_rate=4.0,
-            damping=0.1,
-        ),
+        method=mean_teacher(token_share=0.25, loops_every=4),
         batch=8,
         general_batch=8,
         general_tokens=24,
@@ -89,8 +79,7 @@ def main():
     options = parser.parse_args()
     folder = options.folder
     save_tiny(folder / "model", "llama")
-    lines = {"documents": FORGET, "general": [f"{a} {b}" for a in SENTENCES for b in SENTENCES] * 8}
-    for name, texts in lines.items():
+    for name, texts in (("documents", FORGET), ("general", GENERAL * 2)):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
 
     child = in_child(folder, "whole", resume=False)

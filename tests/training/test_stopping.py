@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from unteach.training.stopping import Condition, Search, StopRule, parse_rule, stop_at
+from steps import recital
+from unteach.training.stopping import Condition, Search, StopRule, parse_rule
 
 BEFORE = {"verbmem_f": 90.0, "nll_general": 1.0, "auc_forget_holdout_min_40": 0.01, "knowmem_f": 90.0}
 AUC = "auc_forget_holdout_min_40"
@@ -46,35 +47,40 @@ def drive(scores_of, rule, every=10, last=30, loops_every=0):
 
 @pytest.mark.parametrize("crossing", range(1, 31))
 def test_the_first_step_is_found_with_few_evaluations(crossing):
-    evaluated, move = drive(lambda n: {"verbmem_f": 80.0 if n < crossing else 10.0}, stop_at("verbmem_f", "<=", 20.0))
+    evaluated, move = drive(lambda n: {"verbmem_f": 80.0 if n < crossing else 10.0}, recital())
     assert (move.kind, move.step, move.rule) == ("end", crossing, "stop")
     assert len(evaluated) <= 3 + 5 + 2
 
 
 def test_a_rule_that_is_never_met_ends_at_the_last_step():
-    evaluated, move = drive(lambda n: {"verbmem_f": 80.0}, stop_at("verbmem_f", "<=", 20.0), last=25)
+    evaluated, move = drive(lambda n: {"verbmem_f": 80.0}, recital(), last=25)
     assert evaluated == [10, 20, 25]
     assert (move.step, move.rule) == (25, "max_steps")
-    assert "was not met" in move.reason
+    assert "verbmem_f <= 20 was not met" in move.reason
     assert drive(lambda n: {}, None)[1].reason == "max_steps 30 reached"
 
 
 def test_a_breaking_model_ends_the_search():
-    _, move = drive(lambda n: {"verbmem_f": 80.0, "nll_general": 1 + 0.1 * n}, stop_at("verbmem_f", "<=", 20.0))
+    _, move = drive(lambda n: {"verbmem_f": 80.0, "nll_general": 1 + 0.1 * n}, recital())
     assert (move.step, move.rule) == (10, "utility_floor")
+    _, move = drive(lambda n: {"verbmem_f": 10.0, "nll_general": 3.0}, recital())
+    assert move.rule == "stop"
+    assert "reached 10; but general text costs 2.00 nats per token more than before" in move.reason
 
 
 def test_loops_are_waited_for_and_then_the_first_model_is_taken():
-    rule = stop_at("verbmem_f", "<=", 20.0, most_degenerate=5.0)
+    rule = recital(5.0, "never seen")
+    assert str(rule) == "verbmem_f <= 20 (never seen) with degenerate <= 5"
 
-    def scores(n, ends=99):
-        return {"verbmem_f": 80.0 if n < 3 else 10.0, "degenerate": 30.0 if n < ends else 0.0}
+    def scores(n, ends=99, again=None):
+        return {"verbmem_f": 80.0 if n < 3 or n == again else 10.0, "degenerate": 30.0 if n < ends else 5.0}
 
     evaluated, move = drive(lambda n: scores(n, 8), rule, loops_every=2)
     assert (evaluated, move.step) == ([10, 2, 4, 3, 5, 7, 9], 9)
+    evaluated, move = drive(lambda n: scores(n, 8, again=9), rule, loops_every=2)  # recites again at step 9
+    assert (evaluated, move.step, move.rule) == ([10, 2, 4, 3, 5, 7, 9, 11], 11, "stop")
     evaluated, move = drive(scores, rule, every=5, loops_every=2)
-    assert (move.step, move.rule) == (3, "stop")
-    assert evaluated == [5, 1, 2, 3, 5, 7, 9]
+    assert (evaluated, move.step, move.rule) == ([5, 1, 2, 3, 5, 7, 9], 3, "stop")
 
 
 # ---- several conditions --------------------------------------------------------------------------
@@ -176,23 +182,23 @@ def test_what_was_not_measured_counts_as_it_was_not_as_forgotten():
         assert search.best == (best[0], pytest.approx(best[1]))
 
 
-def test_a_search_that_is_saved_and_restored_is_the_same():
-    search = Search(PARITY, BEFORE, every=10, last=100, utility_floor=0.5)
-    for step in (10, 20, 30):
-        search.look(step, {"nll_general": 1.0} | curves(3)(step), 0)
-        other = Search(PARITY, BEFORE, every=10, last=100, utility_floor=0.5)
-        other.restore(json.loads(json.dumps(search.state())))
-        assert other.state() == search.state()
-        assert [other.is_due(n) for n in range(101)] == [search.is_due(n) for n in range(101)]
-        assert other.steps_to_keep() == search.steps_to_keep()
+def test_rules_are_read_and_wrong_ones_refused():
+    assert parse_rule(" verbmem_f<=20 ", {"verbmem_f": 1.0}) == recital()
+    for text, match in [
+        ("verbmem_f", "write a metric"),
+        ("a <= 1", "a is not measured.*measured are knowmem_f"),
+        ("knowmem_f <= 1e", "write a metric"),
+        ("knowmem_f <= reference", "there is no reference model; give --reference"),
+    ]:
+        with pytest.raises(ValueError, match=match):
+            parse_rule(text, {"knowmem_f": 1.0})
+    rule = parse_rule("a <= reference and b >= -1", ["a", "b"], {"reference": {"a": 3.5}})
+    assert [condition.value for condition in rule.conditions] == [3.5, -1.0]
 
 
 def test_a_written_rule_may_have_several_conditions():
     rule = parse_rule("verbmem_f <= 20 and knowmem_f < 7.5", ["verbmem_f", "knowmem_f"])
-    assert [(c.metric, c.comparison, c.value) for c in rule.conditions] == [
-        ("verbmem_f", "<=", 20.0),
-        ("knowmem_f", "<", 7.5),
-    ]
+    assert rule.conditions == (Condition("verbmem_f", "<=", 20.0), Condition("knowmem_f", "<", 7.5))
     evaluated, move = drive(lambda n: {"verbmem_f": 90.0 - 5 * n, "knowmem_f": 40.0 - 2 * n}, rule, last=30)
     assert (move.step, move.rule) == (17, "stop")
     assert len(evaluated) <= 10

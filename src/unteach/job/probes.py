@@ -16,7 +16,7 @@ from unteach.corpora.own import MINIMUM_TOKENS, cut_probes, own_benchmark, read_
 from unteach.data import Documents, special_ids
 from unteach.evaluation.metrics import RAW_AUC
 from unteach.job.inputs import Inputs
-from unteach.training.stopping import Condition, StopRule, parse_rule, stop_at
+from unteach.training.stopping import Condition, StopRule, parse_rule
 
 __all__ = ["CHEAP", "STOP", "Probes", "run_probes", "saw_the_documents", "stop_rule"]
 
@@ -171,7 +171,7 @@ def stop_rule(
         high = reference.get("verbmem_f_high", value)
     if not parity:
         looping = before["degenerate"] + MORE_DEGENERATE if config.method.loops_every else None  # else it may not fall
-        return stop_at("verbmem_f", "<=", value, why, most_degenerate=looping)
+        return StopRule((Condition("verbmem_f", "<=", value, why),), looping)
     conditions = [Condition("verbmem_f", "<=", max(value, high), f"{why}, within the interval", scale=10.0)]
     if RAW_AUC in before:
         forget, holdout = texts

@@ -40,8 +40,7 @@ class Divergence:
 
     def function(self, logits: Tensor, teacher_logits: Tensor, mask: Tensor) -> Tensor:
         """The mean over real tokens, see ``divergence``."""
-        check_logits(logits, mask)
-        check_same_logits("teacher_logits", teacher_logits, logits)
+        check_logits(logits, mask, teacher_logits=teacher_logits)
         return mean_over_rows(self.rows, logits[mask], teacher_logits[mask])
 
 
@@ -180,11 +179,11 @@ def _relative_entropy(log_p: Tensor, log_q: Tensor, deviation: Tensor) -> Tensor
 
 def _exp_minus_tangent(x: Tensor) -> Tensor:
     """``exp(x) - 1 - x`` without cancellation, for |x| ≤ 1: a Taylor polynomial near zero, expm1 elsewhere."""
-    radius, degree = (0.25, 13) if x.dtype == torch.float64 else (0.25, 7)
+    degree = 13 if x.dtype == torch.float64 else 7
     series = torch.full_like(x, 1 / math.factorial(degree))
     for power in range(degree - 1, 1, -1):
         series.mul_(x).add_(1 / math.factorial(power))
-    return torch.where(x.abs() < radius, series.mul_(x).mul_(x), x.expm1() - x)
+    return torch.where(x.abs() < 0.25, series.mul_(x).mul_(x), x.expm1() - x)
 
 
 def compute_dtype(*tensors: Tensor) -> torch.dtype:
@@ -192,8 +191,8 @@ def compute_dtype(*tensors: Tensor) -> torch.dtype:
     return torch.float64 if any(t.dtype == torch.float64 for t in tensors) else torch.float32
 
 
-def check_logits(logits: Tensor, mask: Tensor) -> None:
-    """Raise a ``ValueError`` that says what to change unless ``logits`` [B,T,V] and ``mask`` [B,T] fit."""
+def check_logits(logits: Tensor, mask: Tensor, **others: Tensor) -> None:
+    """Raise a ``ValueError`` that says what to change unless ``logits`` [B,T,V], ``mask`` [B,T] and the others fit."""
     if logits.dim() != 3 or not logits.is_floating_point():
         given = f"logits has shape {list(logits.shape)} and dtype {logits.dtype}"
         raise ValueError(f"{given}: give floating-point [batch, time, vocabulary]")
@@ -205,12 +204,7 @@ def check_logits(logits: Tensor, mask: Tensor) -> None:
         raise ValueError(f"mask has dtype {mask.dtype}: it must be torch.bool (use mask.bool())")
     if not mask.any():
         raise ValueError("mask has no True entry: the batch holds no real token; leave empty batches out")
-
-
-def check_same_logits(name: str, other: Tensor, logits: Tensor) -> None:
-    """Raise a ``ValueError`` unless ``other`` has the shape of ``logits``."""
-    if other.shape != logits.shape or not other.is_floating_point():
-        raise ValueError(
-            f"{name} has shape {list(other.shape)} and dtype {other.dtype}: "
-            f"it must be floating-point {list(logits.shape)}, as logits (same tokens, same vocabulary)"
-        )
+    for name, other in others.items():
+        if other.shape != logits.shape or not other.is_floating_point():
+            wanted = f"floating-point {list(logits.shape)}, as logits (same tokens, same vocabulary)"
+            raise ValueError(f"{name} has shape {list(other.shape)} and dtype {other.dtype}: it must be {wanted}")

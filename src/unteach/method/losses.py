@@ -24,18 +24,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from unteach.method.divergences import (
-    RowFunction,
-    check_logits,
-    check_same_logits,
-    compute_dtype,
-    kl_reverse_rows,
-    kl_rows,
-    mean_over_rows,
-)
+from unteach.method import divergences
+from unteach.method.divergences import RowFunction, check_logits, compute_dtype, mean_over_rows
 
 __all__ = ["LOSSES", "ForgetLoss", "forget_loss", "register", "token_log_odds"]
-
 
 Reads = Literal["log_odds", "logits", "hidden"]
 Base = Literal["initial", "given"]
@@ -83,14 +75,14 @@ class ForgetLoss:
                 wrong.append(f"{name} is missing: forget loss {self.name!r} needs it")
         if wrong:
             return wrong
-        seen = torch.zeros(2, 3) if self.reads == "hidden" else torch.zeros(1, 2, 3)
-        others = [] if self.reads == "hidden" else [torch.zeros(1, 2).long(), torch.ones(1, 2).bool()]
-        base = {"base_hidden" if self.reads == "hidden" else "base_logits": seen} if self.base else {}
+        seen = [torch.zeros(1, 2, 3), torch.zeros(1, 2).long(), torch.ones(1, 2).bool()]
+        seen = [seen[0][0]] if self.reads == "hidden" else seen
+        base = {"base_hidden" if self.reads == "hidden" else "base_logits": seen[0]} if self.base else {}
         try:
-            self.function(seen, *others, **base, **hyper)
+            self.function(*seen, **base, **hyper)
         except ValueError as error:
-            return [str(error)]
-        return []
+            wrong.append(str(error))
+        return wrong
 
 
 LOSSES: dict[str, ForgetLoss] = {}
@@ -168,14 +160,12 @@ def forget_loss(
         raise ValueError(unknown)
     if loss.reads == "hidden":
         raise ValueError(f"forget loss {name!r} reads hidden states: call LOSSES[{name!r}].function with them")
-    check_logits(logits, mask)
-    _check_labels(labels, mask, logits.shape[-1])
-    if not loss.needs_base:
-        return loss.function(logits, labels, mask, **hyper)
-    if base_logits is None:
+    if loss.needs_base and base_logits is None:
         raise ValueError(f"forget loss {name!r} needs base_logits: pass the fixed model's logits for the same tokens")
-    check_same_logits("base_logits", base_logits, logits)
-    return loss.function(logits, labels, mask, base_logits=base_logits, **hyper)
+    base = {"base_logits": base_logits} if loss.needs_base and base_logits is not None else {}
+    check_logits(logits, mask, **base)
+    _check_labels(labels, mask, logits.shape[-1])
+    return loss.function(logits, labels, mask, **base, **hyper)
 
 
 @register("ll", "mean_t log p_y")
@@ -226,7 +216,7 @@ def it(logits: Tensor, labels: Tensor, base_logits: Tensor) -> tuple[Tensor, Ten
     ``base_logits`` are h_it, the logits of a smaller model that never memorised the text; ``labels`` are not used. All
     equal, they are the uniform teacher of the "mismatch" loss.
     """
-    return kl_rows(logits, base_logits)
+    return divergences.kl_rows(logits, base_logits)
 
 
 @register("it_forward", "mean_t KL(p_base ‖ p)", reads="logits", base="given", closed_form=True)
@@ -235,7 +225,7 @@ def it_forward(logits: Tensor, labels: Tensor, base_logits: Tensor) -> tuple[Ten
 
     Where the text is memorised (p_y → 1) ``it`` has no gradient left, this one still has its whole length.
     """
-    return kl_reverse_rows(logits, base_logits)
+    return divergences.kl_reverse_rows(logits, base_logits)
 
 
 @register("nlul", "mean_t -log(1 - p_y)")
@@ -280,7 +270,7 @@ def match(
     total = weights.sum(-1, keepdim=True)
     log_ratio = total.squeeze(-1).log() - base_others.exp().sum(-1).log()
     excess = (own - base_own) - log_ratio - margin  # z - z_base, without rounding either where both are large
-    value, gradient = kl_reverse_rows(logits, base_logits)
+    value, gradient = divergences.kl_reverse_rows(logits, base_logits)
     if pull == "softplus":
         value, strength = value - logsigmoid(-excess), excess.sigmoid()
     else:

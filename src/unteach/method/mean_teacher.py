@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from unteach.method import tensors
+from unteach.method.divergences import compute_dtype
 from unteach.method.tensors import global_norm, local_part, reshard_gathered_modules
 
 __all__ = ["MeanTeacher"]
@@ -44,10 +45,6 @@ class MeanTeacher(Optimizer):
         damping: λ, the weight of ½‖θ - θ'‖².
         clip: c, the largest norm of g, or None. One value for all groups.
 
-    Attributes:
-        last_grad_norm: ‖g‖ of the last step, before clipping and without the damping term.
-        last_clip_factor: l of the last step.
-
     Student, teacher and momentum are kept in float32 (float64 for float64 parameters). For parameters in half precision
     the exact student is kept too, under ``state[p]["student"]``, and each step writes it, rounded, into the parameter:
     a single update is far smaller than the rounding of bfloat16 and would be lost. The module still *computes* with
@@ -60,7 +57,9 @@ class MeanTeacher(Optimizer):
 
     # At class level, so that copies and unpickled optimizers, which torch sets up without __init__, have them too.
     last_grad_norm: float | None = None
+    """‖g‖ of the last step, before clipping and without the damping term."""
     last_clip_factor: float | None = None
+    """l of the last step."""
     _inside_teacher_weights = False
 
     def __init__(
@@ -77,11 +76,10 @@ class MeanTeacher(Optimizer):
         group = self.param_groups[-1]
         try:
             _check_settings(group)
-            if group["clip"] != self.param_groups[0]["clip"]:
-                raise ValueError(
-                    f"clip is {group['clip']} here and {self.param_groups[0]['clip']} in the first group: "
-                    "the norm is taken over all parameters, so give one clip for all groups"
-                )
+            first = self.param_groups[0]["clip"]
+            if group["clip"] != first:
+                why = "the norm is taken over all parameters, so give one clip for all groups"
+                raise ValueError(f"clip is {group['clip']} here and {first} in the first group: {why}")
             for dtype in (p.dtype for p in group["params"] if not p.is_floating_point()):
                 raise ValueError(f"a parameter has dtype {dtype}: only floating-point parameters can be optimized")
         except ValueError:
@@ -94,7 +92,6 @@ class MeanTeacher(Optimizer):
 
         Raises:
             FloatingPointError: A gradient is infinite or not a number. Nothing has been changed.
-            RuntimeError: Called inside ``teacher_weights()``.
         """
         self._refuse_inside_teacher_weights("step()")
         loss = None
@@ -195,18 +192,17 @@ class MeanTeacher(Optimizer):
                         f"the saved {name} of parameter {identifier} has shape {list(value.shape)}, the parameter "
                         f"{list(parameter.shape)}: load the state of the same model"
                     )
-                kept = value.detach().to(parameter.device, _state_dtype(parameter), copy=True)
+                kept = value.detach().to(parameter.device, compute_dtype(parameter), copy=True)
                 self.state[parameter][name] = kept
 
     def _initialise(self, parameter: Tensor) -> None:
         """Create the state of a parameter at its first use: θ' = θ and v = 0."""
-        state, dtype = self.state[parameter], _state_dtype(parameter)
-        if "teacher" not in state:
+        state, dtype = self.state[parameter], compute_dtype(parameter)
+        if not state:
             state["teacher"] = parameter.detach().to(dtype, copy=True)
-        if "student" not in state and dtype != parameter.dtype:
-            state["student"] = parameter.detach().to(dtype, copy=True)
-        if "momentum" not in state:
             state["momentum"] = torch.zeros_like(state["teacher"])
+            if dtype != parameter.dtype:
+                state["student"] = state["teacher"].clone()
 
     def _first_non_finite(self) -> str:
         """Say which gradient is to blame, as far as this rank can see."""
@@ -240,10 +236,6 @@ def plain_step(
     torch._foreach_add_(student, momentum, alpha=-lr)
     if slide != 0:
         torch._foreach_lerp_(teacher, student, slide)
-
-
-def _state_dtype(parameter: Tensor) -> torch.dtype:
-    return torch.float64 if parameter.dtype == torch.float64 else torch.float32
 
 
 def _buckets(parameters: Iterable[Tensor]) -> Iterator[list[Tensor]]:

@@ -101,15 +101,15 @@ class AnchoredAdamW(torch.optim.AdamW):
         return self._teacher
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class OptimizerKind:
     """One registered optimizer, built by ``build(parameters, **settings)``."""
 
     build: Callable[..., Any]
-    settings: tuple[str, ...]
-    """The fields of ``config.Method`` that it takes."""
     label: str
     """How results and tables call it."""
+    settings: tuple[str, ...]
+    """The fields of ``config.Method`` that it takes."""
 
     def unknown(self, name: str, options: Iterable[str]) -> list[str]:
         """A line for each option that the optimizer called ``name`` does not take."""
@@ -119,12 +119,8 @@ class OptimizerKind:
 
 
 OPTIMIZERS: dict[str, OptimizerKind] = {
-    "mean_teacher": OptimizerKind(
-        build=MeanTeacher, settings=("lr", "momentum", "teacher_rate", "damping", "clip"), label="mt"
-    ),
-    "adamw": OptimizerKind(
-        build=AnchoredAdamW, settings=("lr", "betas", "weight_decay", "clip", "warmup"), label="adamw"
-    ),
+    "mean_teacher": OptimizerKind(MeanTeacher, "mt", ("lr", "momentum", "teacher_rate", "damping", "clip")),
+    "adamw": OptimizerKind(AnchoredAdamW, "adamw", ("lr", "betas", "weight_decay", "clip", "warmup")),
 }
 
 

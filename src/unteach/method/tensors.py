@@ -15,11 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = [
-    "exchange", "fused_step", "global_norm", "is_fusible", "is_sharded", "local_part", "other_weights",
-    "reshard_gathered_modules",
-]  # fmt: skip
-
 BLOCK = 1024
 """Numbers handled by one program of a kernel."""
 
@@ -39,22 +34,21 @@ def global_norm(tensors: Sequence[Tensor]) -> float:
 
     Half precision is accumulated in float32. Should float32 overflow (finite entries beyond 1e19), float64 is used.
     """
-    norm = _norm_in(None, tensors)
-    return norm if math.isfinite(norm) else _norm_in(torch.float64, tensors)
-
-
-def _norm_in(dtype: torch.dtype | None, tensors: Sequence[Tensor]) -> float:
-    """Norm accumulated in ``dtype`` (None: float32, or float64 for float64 tensors)."""
     kinds: dict[tuple, list[Tensor]] = {}
     for tensor in tensors:
         layout = (tensor.device_mesh, tensor.placements) if is_sharded(tensor) else None  # type: ignore[attr-defined]
         kinds.setdefault((tensor.device, tensor.dtype, layout), []).append(tensor)
-    norms = []
-    for (_, own_dtype, _), same_kind in kinds.items():
-        accumulate = dtype or (torch.float64 if own_dtype == torch.float64 else torch.float32)
-        norm = torch.linalg.vector_norm(torch.stack(list(torch._foreach_norm(same_kind, 2, dtype=accumulate))))
-        norms.append(float(norm.full_tensor() if is_sharded(norm) else norm))
-    return math.hypot(*norms) if all(map(math.isfinite, norms)) else sum(norms)
+
+    def norm_in(least: torch.dtype) -> float:
+        norms = []
+        for (_, dtype, _), same_kind in kinds.items():
+            each = torch._foreach_norm(same_kind, 2, dtype=torch.promote_types(dtype, least))
+            norm = torch.linalg.vector_norm(torch.stack(list(each)))
+            norms.append(float(norm.full_tensor() if is_sharded(norm) else norm))
+        return math.hypot(*norms)
+
+    norm = norm_in(torch.float32)
+    return norm if math.isfinite(norm) else norm_in(torch.float64)
 
 
 def reshard_gathered_modules(parameters: Iterable[Tensor]) -> None:
@@ -100,10 +94,9 @@ def exchange(first: list[Tensor], second: list[Tensor]) -> None:
 
 def is_fusible(*lists: Sequence[Tensor]) -> bool:
     """Whether the kernels can run on these tensors: contiguous float32 on one CUDA device, and Triton is there."""
-    return (
-        all(t.is_cuda and t.dtype == torch.float32 and t.is_contiguous() for tensors in lists for t in tensors)
-        and _kernels() is not None
-    )
+    flat = [tensor for tensors in lists for tensor in tensors]
+    fit = all(t.is_cuda and t.dtype == torch.float32 and t.is_contiguous() for t in flat)
+    return fit and _kernels() is not None
 
 
 def fused_step(

@@ -57,11 +57,7 @@ class Network:
 
 @dataclass(frozen=True)
 class UnlearningProblem:
-    """A forget loss L on one set and a divergence D on another, as the paper sets them up.
-
-    L(θ) is the mean of NLUL over the forget set (inputs [N_f, F], labels [N_f]), D(θ, θ') that of KL(student ‖ teacher)
-    over the general set (inputs [N_g, F]).
-    """
+    """A forget loss L(θ), the mean NLUL of one set, and a divergence D(θ, θ'), the mean KL of another."""
 
     model: Network
     forget_inputs: Tensor
@@ -142,10 +138,10 @@ def natural_gradient_path(
     return path
 
 
-def gradient_path(problem: UnlearningProblem, start: Tensor, step_lengths: Tensor) -> Tensor:
+def gradient_path(problem: UnlearningProblem, start: Tensor, lengths: Tensor) -> Tensor:
     """Plain gradient descent on L with steps of prescribed lengths [T], the control of the experiment: [T + 1, P]."""
-    path = start.repeat(len(step_lengths) + 1, 1)
-    for step, length in enumerate(step_lengths):
+    path = start.repeat(len(lengths) + 1, 1)
+    for step, length in enumerate(lengths):
         gradient = problem.loss_gradient(path[step])
         path[step + 1] = path[step] - length * gradient / gradient.norm()
     return path
@@ -175,10 +171,7 @@ def momentum_iteration(
 
 
 def momentum_rate(damping: float, lr: float, momentum: float) -> float:
-    """``R = max(√μ, 1 - ηλ/(1-μ))``: no smaller than the spectral radius of the lemma's iteration.
-
-    λ is the smallest eigenvalue of H + λ that is allowed, η at most one over the largest.
-    """
+    """``R = max(√μ, 1 - ηλ/(1-μ))``: no smaller than the spectral radius of the lemma's iteration."""
     return max(math.sqrt(momentum), 1 - lr * damping / (1 - momentum))
 
 

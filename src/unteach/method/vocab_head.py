@@ -25,9 +25,7 @@ from torch import Tensor
 
 from unteach.method.divergences import RowFunction, compute_dtype
 
-__all__ = [
-    "Head", "chunks_as_on", "fused_rows", "mean_divergence", "mean_token_loss", "product_in_float32", "token_log_odds",
-]  # fmt: skip
+__all__ = ["Head", "chunks_as_on", "fused_rows", "mean_of_rows", "product_in_float32", "token_log_odds"]
 
 CHUNK_LOGITS = {"cpu": 2**24, "cuda": 2**26}
 """Logits held at once (64 and 256 MB in float32), at most: rows per chunk are this divided by V."""
@@ -101,45 +99,35 @@ class Head:
 
 
 def token_log_odds(hidden: Tensor, labels: Tensor, head: Head) -> Tensor:
-    """Log-odds of the labels, as ``losses.token_log_odds`` of the logits: all that LL, NPO and NLUL need.
+    """Log-odds z [N] of the labels [N], as ``losses.token_log_odds`` of the logits: all that LL, NPO and NLUL need.
 
-    From the last hidden states [N,D] that predict the ``labels`` [N]: z [N] in float32 or float64, differentiable once
-    in ``hidden`` and the head.
+    In float32 or float64, differentiable once in ``hidden``, the last hidden states [N,D], and the head.
     """
     return _TokenLogOdds.apply(hidden, head.weight, head.bias, labels, head)
 
 
-def mean_divergence(
-    rows: RowFunction, hidden: Tensor, head: Head, teacher_hidden: Tensor, teacher_head: Head
-) -> Tensor:
-    """Mean over tokens of a divergence's ``rows`` between the two heads' logits.
+def mean_of_rows(
+    rows: RowFunction, hidden: Tensor, head: Head, other_hidden: Tensor | None = None, other_head: Head | None = None,
+    labels: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """Mean over tokens of ``DIVERGENCES[name].rows``, or of ``LOSSES[name].rows`` with their hyper-parameters given.
 
-    Where student and teacher have one and the same head, W (x - x') is added to the teacher's logits W x' instead of
-    computing W x: the difference of two nearly equal rows then carries the rounding of a small number, not of a large.
+    Where both models have one and the same head, W (x - x') is added to the other's logits W x' instead of computing
+    W x: the difference of two nearly equal rows then carries the rounding of a small number, not of a large.
 
     Args:
-        rows: ``DIVERGENCES[name].rows``.
+        rows: A function of the student's logits, the labels if there are any, and the other's logits if there are any.
         hidden: The student's last hidden states x [N,D].
         head: The student's.
-        teacher_hidden: The teacher's last hidden states x' [N,D'], a constant.
-        teacher_head: The teacher's, a constant; may be ``head`` where the head is not trained.
+        other_hidden: The teacher's or the base model's last hidden states x' [N,D'], a constant.
+        other_head: Its head, a constant; may be ``head`` where that is not trained.
+        labels: y [N].
 
     Returns:
         A scalar in float32 or float64, differentiable once in ``hidden`` and the student's head.
     """
-    return _MeanOfRows.apply(hidden, head.weight, head.bias, rows, head, None, teacher_hidden.detach(), teacher_head)
-
-
-def mean_token_loss(
-    rows: RowFunction, hidden: Tensor, head: Head, labels: Tensor, base_hidden: Tensor | None = None,
-    base_head: Head | None = None,
-) -> Tensor:  # fmt: skip
-    """Mean over tokens of a loss's ``rows`` (``LOSSES[name].rows``, its hyper-parameters given).
-
-    ``base_hidden`` [N,D'] and ``base_head`` are those of the model that the loss compares with, constants.
-    """
-    base_hidden = None if base_hidden is None else base_hidden.detach()
-    return _MeanOfRows.apply(hidden, head.weight, head.bias, rows, head, labels, base_hidden, base_head)
+    other_hidden = None if other_hidden is None else other_hidden.detach()
+    return _MeanOfRows.apply(hidden, head.weight, head.bias, rows, head, labels, other_hidden, other_head)
 
 
 def product_in_float32(a: Tensor, b: Tensor) -> Tensor:
@@ -160,10 +148,9 @@ def _chunks(hidden: Tensor, head: Head) -> Iterator[slice]:
 
 
 class _Gradients:
-    """Gradients in hidden states, weight and bias, added up chunk by chunk from gradients in the logits.
+    """Gradients in the inputs ``like`` that ``needs`` names, added up chunk by chunk from gradients in the logits.
 
-    ``hidden`` and the head are in the dtype of the products; of ``like``, the inputs, those are wanted that ``needs``
-    says.
+    ``hidden`` and the head are in the dtype of the products.
     """
 
     def __init__(self, hidden: Tensor, head: Head, like: Any, needs: Any) -> None:
@@ -311,6 +298,9 @@ def _divided(values: Tensor, factor: Tensor | None) -> Tensor:
     return values if factor is None else values.div_(factor)
 
 
+_compiled = functools.cache(torch.compile)
+
+
 def _run(function: Callable[..., Any], *arguments: Any) -> Any:
     """Call a chunk function, compiled inside ``fused_rows``, for any number of rows."""
     if not _fused.get():
@@ -319,11 +309,6 @@ def _run(function: Callable[..., Any], *arguments: Any) -> Any:
         if isinstance(argument, Tensor):
             torch._dynamo.maybe_mark_dynamic(argument, 0)
     return _compiled(function)(*arguments)
-
-
-@functools.cache
-def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    return torch.compile(function)
 
 
 def _product_dtype(hidden: Tensor) -> torch.dtype:

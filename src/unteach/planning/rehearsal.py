@@ -29,7 +29,7 @@ from torch.utils._pytree import tree_leaves
 from unteach.config import ForgetConfig
 from unteach.errors import InputError, first_line
 from unteach.method.divergences import DIVERGENCES
-from unteach.method.vocab_head import Head, chunks_as_on, mean_divergence, token_log_odds
+from unteach.method.vocab_head import Head, chunks_as_on, mean_of_rows, token_log_odds
 from unteach.models.load import Trainable, context_length, decoder_layers, trainable_parameters
 from unteach.models.precision import precision_of_pass
 from unteach.training.passes import block_calls
@@ -258,7 +258,7 @@ class Rehearsal:
             if divergence is None:
                 value = token_log_odds(hidden, torch.zeros(rows, dtype=torch.int64), head).sum()
             else:
-                value = mean_divergence(DIVERGENCES[divergence].rows, hidden, head, base, Head(weight=base_weight))
+                value = mean_of_rows(DIVERGENCES[divergence].rows, hidden, head, base, Head(weight=base_weight))
             kept = live.now
             value.backward()
             return kept, live.peak - kept

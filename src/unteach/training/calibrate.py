@@ -109,9 +109,7 @@ def measure(
     if not 0 < norm < torch.inf:
         raise ValueError(f"the forget gradient's norm is {norm}: the model gives no usable signal on these documents")
 
-    held = _held(general, config.general_batch, "kl", config.micro_batch)
-    reading = read(model, held.sequences, held.parts, config, config.precision.divergence)
-    held = dataclasses.replace(held, readings=[(1.0, reading)])
+    held = _held(model, general.batch(0, config.general_batch), "kl", config.micro_batch, config)
     step, divergence = _moved(model, parameters, direction, held, config, 0.01 * distance / norm, 0.3 * distance / norm)
     curvature = max(2 * divergence / (step * norm) ** 2, 1e-12)
     sign_step = math.nan
@@ -137,9 +135,8 @@ def _gradient_of_halves(
     for half in (sequences[::2], sequences[1::2]) if len(sequences) > 1 else (sequences, sequences):
         losses.append(_forget_gradient(model, parameters, half, config, share))
         if any(p.grad is None for p in parameters):
-            raise ValueError(
-                "a trainable weight has no gradient from the forget text: leave it out of the trainable weights"
-            )
+            remedy = "leave it out of the trainable weights"
+            raise ValueError(f"a trainable weight has no gradient from the forget text: {remedy}")
         halves.append([local_part(p.grad) for p in parameters if p.grad is not None])
         for p in parameters:
             p.grad = None
@@ -172,11 +169,13 @@ def _moved(
             step *= 2
 
 
-def _held(general: GeneralText, size: int, divergence: str, micro_batch: int | None) -> HeldText:
-    """The general text of the first step."""
-    sequences = general.batch(0, size)
+def _held(
+    model: Any, sequences: list[list[int]], divergence: str, micro_batch: int | None, config: ForgetConfig
+) -> HeldText:
+    """Text that is held to the model as it is now."""
     parts = parts_of_rank(range(len(sequences)), lambda numbers: in_micro_batches(numbers, micro_batch))
-    return HeldText(sequences=sequences, parts=parts, divergence=divergence)
+    reading = read(model, sequences, parts, config, config.precision.divergence)
+    return HeldText(sequences=sequences, parts=parts, divergence=divergence, readings=[(1.0, reading)])
 
 
 def noise_warning(
@@ -215,13 +214,8 @@ def rounding_noise(
     _forget_gradient(model, parameters, sequences, config, config.method.token_share or 1.0)
     norm = global_norm([p.grad for p in parameters if p.grad is not None])
     signal = (method.alpha or 1.0) * norm
-    held = _held(general, min(sample, config.general_batch), method.divergence, None)
-
-    def with_reading(settings: ForgetConfig) -> HeldText:
-        reading = read(model, held.sequences, held.parts, settings, settings.precision.divergence)
-        return dataclasses.replace(held, readings=[(1.0, reading)])
-
-    chosen, exact = with_reading(config), with_reading(exact_config)
+    text = general.batch(0, min(sample, config.general_batch))
+    chosen, exact = (_held(model, text, method.divergence, None, c) for c in (config, exact_config))
     start = [p.detach().clone() for p in parameters]
     lr = method.lr or 0.0
     if method.optimizer == "adamw":  # moves each weight by lr

@@ -24,12 +24,11 @@ __all__ = ["Outcome", "unlearn"]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a run ended."""
+    """How a run ended: ``reason`` and ``rule`` as in ``Move``."""
 
     step: int
     reason: str
     rule: str
-    """``stop``, ``nearest``, ``utility_floor`` or ``max_steps``, see ``Move.rule``."""
     scores: Mapping[str, float]
 
 
@@ -112,9 +111,8 @@ def unlearn(
     if resume:
         restore(None)
         if at.step >= config.max_steps:
-            raise InputError(
-                f"max_steps is {config.max_steps}: the run to resume is at step {at.step} already, raise it"
-            )
+            reached = f"the run to resume is at step {at.step} already, raise it"
+            raise InputError(f"max_steps is {config.max_steps}: {reached}")
     else:
         save()
     while True:
@@ -122,8 +120,8 @@ def unlearn(
         phase = _phase(methods, at.step)
         method = methods[phase]
         if phase != at.phase:
-            at.phase, optimizer = phase, make_optimizer(parameters.values(), method)  # θ' = θ again
-            at.pull = 1.0
+            at.phase, at.pull = phase, 1.0
+            optimizer = make_optimizer(parameters.values(), method)  # θ' = θ again
         if not method.loops_every:
             loops = NO_LOOPS
         elif at.step % method.loops_every == 0:

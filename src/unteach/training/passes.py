@@ -16,7 +16,7 @@ from unteach.config import ForgetConfig
 from unteach.data import pad
 from unteach.method.divergences import DIVERGENCES
 from unteach.method.losses import LOSSES, forget_loss
-from unteach.method.vocab_head import Head, fused_rows, mean_divergence, mean_token_loss, token_log_odds
+from unteach.method.vocab_head import Head, fused_rows, mean_of_rows, token_log_odds
 from unteach.models import decoder_layers
 from unteach.models.distributed import inside, share_out
 from unteach.models.precision import HALF, half_weights, precision_of_pass, resolved_precision
@@ -108,18 +108,16 @@ def hidden_states(
     if layer is None:
         hidden = model.base_model(input_ids=given, use_cache=False).last_hidden_state[:, :-1]
     else:
-        caught: list[Tensor] = []
+        caught: list[Any] = []
         blocks = decoder_layers(model)
         if not -len(blocks) <= layer < len(blocks):
             raise ValueError(f"layer is {layer}: the model has {len(blocks)} decoder blocks")
-        hook = blocks[layer].register_forward_hook(
-            lambda module, arguments, output: caught.append(output[0] if isinstance(output, tuple) else output)
-        )
+        hook = blocks[layer].register_forward_hook(lambda module, given, output: caught.append(output))
         try:
             model.base_model(input_ids=given, use_cache=False)
         finally:
             hook.remove()
-        hidden = caught[0][:, :-1]
+        hidden = (caught[0][0] if isinstance(caught[0], tuple) else caught[0])[:, :-1]
     if bool(mask.all()):
         return hidden.flatten(0, 1), labels, mask.to(device)
     places = mask.flatten().nonzero().squeeze(-1).to(device, non_blocking=True)
@@ -159,19 +157,19 @@ def forget_term(model: Any, pull: Pull, part: int) -> tuple[Tensor, Tensor, int]
         hidden, labels, base_hidden = _only(chosen, hidden), _only(chosen, labels), _only(chosen, base_hidden)
         rows = functools.partial(loss.rows, **pull.options) if pull.options else loss.rows
         base_head = pull.base.head if pull.base is not None else None
-        return mean_token_loss(rows, hidden, Head.of(model), labels, base_hidden, base_head), nll, len(hidden)
+        return mean_of_rows(rows, hidden, Head.of(model), base_hidden, base_head, labels), nll, len(hidden)
 
     def two_words(z: Tensor) -> Tensor:  # a loss of log-odds alone sees those of a vocabulary of two words
         logits = z.new_zeros(*mask.shape, 2)
         logits[..., 0] = logits[..., 0].masked_scatter(mask, z)
         return logits
 
-    extra = {}
-    if pull.base_log_odds is not None and loss.needs_base:
-        extra["base_logits"] = two_words(torch.cat([pull.base_log_odds[n] for n in numbers]).to(hidden.device))
+    base = None
+    if pull.base_log_odds is not None:
+        base = two_words(torch.cat([pull.base_log_odds[n] for n in numbers]).to(hidden.device))
     zeros = torch.zeros_like(mask, dtype=torch.int64)
     seen = mask if chosen is None else mask.masked_scatter(mask, chosen)
-    value = forget_loss(pull.loss, two_words(log_odds), zeros, seen, **extra, **pull.options)
+    value = forget_loss(pull.loss, two_words(log_odds), zeros, seen, base_logits=base, **pull.options)
     return value, nll, len(labels) if chosen is None else int(chosen.sum())
 
 
@@ -186,15 +184,12 @@ def held_term(model: Any, held: HeldText, part: int) -> tuple[Tensor, int]:
     rows, head = DIVERGENCES[held.divergence].rows, Head.of(model)
     total = torch.zeros((), device=hidden.device)
     for weight, reading in held.readings:
-        total = total + weight * mean_divergence(rows, hidden, head, reading.hidden[part], reading.head)
+        total = total + weight * mean_of_rows(rows, hidden, head, reading.hidden[part], reading.head)
     return total, len(labels)
 
 
 class LogOddsOfModel:
-    """Log-odds of every forget token in a model, computed once, so that no third model is kept in memory.
-
-    Those of the model before unlearning: NPO compares with them, and they say at which tokens it was least sure.
-    """
+    """Log-odds of every forget token in a model, computed once, so that no third model is kept in memory."""
 
     def __init__(self, model: Any, sequences: Sequence[Sequence[int]], config: ForgetConfig) -> None:
         def read_part(part_of_rank: Sequence[Sequence[int]]) -> list[Tensor]:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from unteach.errors import InputError
 
-__all__ = ["Condition", "Move", "Search", "StopRule", "parse_rule", "stop_at"]
+__all__ = ["Condition", "Move", "Search", "StopRule", "parse_rule"]
 
 CAUTION = 0.7
 """The next evaluation comes after this share of the steps that the rule is expected to need."""
@@ -27,7 +27,7 @@ class Condition:
     comparison: str
     value: float
     why: str = ""
-    """Where the value comes from, for people."""
+    """Where the value comes from."""
     limit: float | None = None
     """Beyond this the metric has gone too far: text that is *less* likely than never-seen text stands out, too."""
     scale: float = 1.0
@@ -86,13 +86,6 @@ class StopRule:
     def __str__(self) -> str:
         rule = " and ".join(map(str, self.conditions))
         return rule if self.most_degenerate is None else f"{rule} with degenerate <= {self.most_degenerate:.4g}"
-
-
-def stop_at(
-    metric: str, comparison: str, value: float, why: str = "", most_degenerate: float | None = None
-) -> StopRule:
-    """A rule of one condition."""
-    return StopRule((Condition(metric, comparison, value, why),), most_degenerate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,9 +234,8 @@ def parse_rule(text: str, metrics: Collection[str], models: Mapping[str, Mapping
     for part in re.split(r"\s+and\s+", text.strip()):
         match = re.fullmatch(rf"(\w+)\s*(<=|>=|<|>)\s*({_NUMBER}|reference)", part.strip())
         if match is None:
-            raise InputError(
-                f"stop.metric is {text!r}: write a metric, <= or >=, and a number, such as 'verbmem_f <= 21.8'"
-            )
+            wanted = "write a metric, <= or >=, and a number, such as 'verbmem_f <= 21.8'"
+            raise InputError(f"stop.metric is {text!r}: {wanted}")
         metric, comparison, value = match.groups()
         if metric not in metrics:
             measured = ", ".join(metrics)

@@ -138,15 +138,10 @@ def texts_of_step(
     texts: Texts, method: Method, config: ForgetConfig, step: int, others: OtherModels | None = None,
     loops: OwnLoops = NO_LOOPS,
 ) -> tuple[list[Pull], list[HeldText]]:  # fmt: skip
-    """What the student is pulled away from in a step, and what it is held on.
+    """What the student is pulled away from in a step, counted from 0, and what it is held on.
 
-    Args:
-        texts: All texts of the run.
-        method: The loss and the divergence.
-        config: Batch sizes and precision.
-        step: From 0; it decides the batches.
-        others: What the loss compares with; None where it compares with nothing.
-        loops: What the model repeats by itself: unlearned by NLUL, whatever the documents' loss is.
+    ``others`` is what the loss compares with, ``loops`` what the model repeats by itself: that is unlearned by NLUL,
+    whatever the documents' loss is.
     """
     size, longest = config.micro_batch, texts.longest
 

@@ -1,35 +1,37 @@
-"""Keep text and the anchor: a step follows the gradient of αL + D_general + w·D_keep + a·(the same to the start)."""
+"""What a step reads: keep text and the anchor, whose divergences are added, and the model's own loops.
+
+A step follows the gradient of αL + D_general + w·D_keep + a·(the same to the start).
+"""
 
 import copy
 import dataclasses
+import itertools
 
+import numpy as np
 import pytest
 import torch
 
 import unteach
+from steps import FORGET, GENERAL, same, unlearned
 from tiny_models import SENTENCES, small_tokenizer, tiny_model
 from unteach.config import ForgetConfig, Method
 from unteach.data import ForgetBatches, GeneralText, pad
 from unteach.errors import Interrupted
+from unteach.evaluation.formulas import longest_loop
 from unteach.method.optimizers import make_optimizer
 from unteach.models import trainable_parameters
-from unteach.training.checkpoint import Checkpoints
-from unteach.training.loop import unlearn
 from unteach.training.step import train_step
-from unteach.training.stopping import Search
-from unteach.training.texts import OtherModels, Texts, texts_of_step
+from unteach.training.texts import COPIES, SHORTEST_LOOP, OtherModels, OwnLoops, Texts, find_loops, texts_of_step
 
 NUMBERS = {
     "mean_teacher": {"lr": 0.05, "teacher_rate": 4.0, "damping": 0.1},
     "adamw": {"lr": 1e-2, "warmup": 0},
 }
 ANCHOR, KEEP_WEIGHT, ALPHA = 0.7, 2.5, 0.5
-FORGET = [f"{sentence} It was the {n}th time in {1900 + n}." for n, sentence in enumerate(SENTENCES * 3)]
-GENERAL = [f"{first} {second}" for first in SENTENCES for second in SENTENCES] * 4
 KEEP = [f"In {1800 + n}, said the baker, {' '.join(reversed(s.split()[: 4 + n]))}" for n, s in enumerate(SENTENCES * 3)]
 
 
-def make(optimizer, dtype=torch.float32, *, anchor=ANCHOR, divergence="kl", **settings):
+def make(optimizer="mean_teacher", dtype=torch.float32, *, anchor=ANCHOR, divergence="kl", **settings):
     """A model, its trained weights, all texts, a base model, and the settings of a run."""
     tokenizer, model = small_tokenizer(), tiny_model("llama").to(dtype)
     method = Method(
@@ -44,6 +46,12 @@ def make(optimizer, dtype=torch.float32, *, anchor=ANCHOR, divergence="kl", **se
     return model, trainable_parameters(model, "blocks"), texts, tiny_model("llama", seed=5).to(dtype), config
 
 
+def run(folder, made, **options):
+    model, parameters, texts, base, config = made
+    scores = {"nll_general": 1.0}
+    return unlearned(folder, model, parameters, texts, config, lambda step: scores, base=base, **options)
+
+
 def logits_of(model, sequences):
     """Full logits, labels and mask of a batch."""
     ids, lengths = pad(sequences)
@@ -51,23 +59,24 @@ def logits_of(model, sequences):
     return model(ids, attention_mask=mask.long()).logits[:, :-1], ids[:, 1:], mask[:, 1:]
 
 
+def divergence_of(name, model, other, sequences):
+    logits, _, mask = logits_of(model, sequences)
+    return unteach.divergence(name, logits, logits_of(other, sequences)[0], mask)
+
+
 def expected_gradient(models, texts, config, step, parameters):
     """Of the definition in full logits, in a form that knows nothing of heads, micro-batches or readings."""
     student, teacher, start, base = models
     method = config.method
-
-    def divergence(sequences, other):
-        logits, _, mask = logits_of(student, sequences)
-        return unteach.divergence(method.divergence, logits, logits_of(other, sequences)[0], mask)
-
     forget, keep = texts.forget.batch(step, config.batch), texts.keep.batch(step, config.keep_batch)
     general = texts.general.batch(step, config.general_batch)
     logits, labels, mask = logits_of(student, forget)
     base_logits = logits_of(base, forget)[0]
     pull = unteach.forget_loss("match", logits, labels, mask, base_logits=base_logits, **method.loss_options)
-    to_teacher = divergence(general, teacher) + config.keep_weight * divergence(keep, teacher)
-    to_start = divergence(general, start) + config.keep_weight * divergence(keep, start)
-    held = to_teacher + method.anchor * to_start
+    held = 0.0
+    for weight, other in ((1.0, teacher), (method.anchor, start)):
+        on_general, on_keep = (divergence_of(method.divergence, student, other, text) for text in (general, keep))
+        held = held + weight * (on_general + config.keep_weight * on_keep)
     gradient = torch.autograd.grad(ALPHA * pull + held, list(parameters.values()))
     return torch.cat([part.flatten() for part in gradient]), pull.item(), held.item()
 
@@ -98,13 +107,12 @@ def test_the_gradient_is_that_of_all_terms_in_full_logits(optimizer, divergence,
         assert row["forget_loss"] == pytest.approx(pull, rel=1e-7)
         assert row["divergence"] == pytest.approx(held, rel=1e-7, abs=1e-12)
     assert held > 1e-5
-    same = all(torch.equal(a, b) for a, b in zip(teacher.parameters(), start.parameters(), strict=True))
-    assert same == (optimizer == "adamw")
+    assert same(teacher.state_dict(), start.state_dict()) == (optimizer == "adamw")
 
 
 @pytest.mark.parametrize(("anchor", "keep"), [(0.0, True), (ANCHOR, False), (0.0, False)])
 def test_without_an_anchor_or_keep_text_their_terms_are_not_there(anchor, keep):
-    model, parameters, texts, base, config = make("mean_teacher", anchor=anchor)
+    model, parameters, texts, base, config = make(anchor=anchor)
     texts = texts if keep else dataclasses.replace(texts, keep=None)
     others = OtherModels(model, parameters, base, texts.forget.sequences, config, [config.method])
     assert bool(others._start) == bool(anchor), "no copy of the weights is held for nothing"
@@ -113,53 +121,66 @@ def test_without_an_anchor_or_keep_text_their_terms_are_not_there(anchor, keep):
     assert [[weight for weight, _ in text.readings] for text in held] == [[anchor] if anchor else []] * len(held)
 
 
-def run(folder, made, **options):
-    model, parameters, texts, base, config = made
-    search = Search(None, {"nll_general": 1.0}, every=config.evaluate_every, last=config.max_steps, utility_floor=0.5)
-    outcome = unlearn(
-        model,
-        parameters,
-        texts,
-        config,
-        search=search,
-        evaluate=lambda step: {"nll_general": 1.0},
-        checkpoints=Checkpoints(folder, 2),
-        base=base,
-        **options,
-    )
-    return outcome, {name: p.detach().clone() for name, p in parameters.items()}
-
-
 @pytest.mark.parametrize("optimizer", list(NUMBERS))
 def test_a_paused_run_with_keep_text_and_an_anchor_goes_on_bit_for_bit(optimizer, tmp_path):
     _, expected = run(tmp_path / "whole", make(optimizer))
     for pause_after in (1, 4):
-        steps = []
-        folder = tmp_path / f"paused_{pause_after}"
+        steps, folder = [], tmp_path / f"paused_{pause_after}"
         with pytest.raises(Interrupted):
             run(folder, make(optimizer), log=steps.append, paused=lambda n=pause_after, s=steps: len(s) >= n)
         _, weights = run(folder, make(optimizer), resume=True)
-        assert all(torch.equal(weights[name], expected[name]) for name in expected), f"paused after {pause_after}"
-
-
-@pytest.mark.parametrize("optimizer", list(NUMBERS))
-def test_the_run_does_not_depend_on_the_micro_batch(optimizer, tmp_path):
-    ends = [run(tmp_path / str(n), make(optimizer, torch.float64, micro_batch=n))[1] for n in (1, 3)]
-    start = dict(make(optimizer, torch.float64)[1])
-    moved = [torch.cat([(end[name] - start[name].detach()).flatten() for name in end]) for end in ends]
-    assert (moved[0] - moved[1]).norm() <= 1e-9 * moved[0].norm()
-    assert moved[0].norm() > 1e-3
+        assert same(weights, expected), f"paused after {pause_after}"
 
 
 def test_keep_text_and_the_anchor_hold_what_they_are_given(tmp_path):
     """The same pull, once held on keep text and to the start, once not: keep text moves less with them."""
     moved = {}
     for name, anchor, keep in (("plain", 0.0, False), ("held", 5.0, True)):
-        model, parameters, texts, base, config = make("mean_teacher", anchor=anchor, keep_weight=5.0, max_steps=12)
+        model, parameters, texts, base, config = make(anchor=anchor, keep_weight=5.0, max_steps=8)
         start = copy.deepcopy(model)
         used = texts if keep else dataclasses.replace(texts, keep=None)
         run(tmp_path / name, (model, parameters, used, base, config))
         with torch.no_grad():
-            logits, _, mask = logits_of(model, texts.keep.sequences)
-            moved[name] = unteach.divergence("kl", logits, logits_of(start, texts.keep.sequences)[0], mask).item()
+            moved[name] = divergence_of("kl", model, start, texts.keep.sequences).item()
     assert 0 < moved["held"] < 0.7 * moved["plain"]
+
+
+# ---- own loops -----------------------------------------------------------------------------------
+
+
+def loop_by_definition(sequence, copies, minimum):
+    """The length of the longest stretch that some period explains, by trying every start and end."""
+    longest = 0
+    for start, end in itertools.combinations(range(len(sequence) + 1), 2):
+        part = sequence[start:end]
+        for period in range(1, len(part) // copies + 1):
+            if len(part) >= minimum and all(a == b for a, b in zip(part, part[period:], strict=False)):
+                longest = max(longest, len(part))
+    return longest
+
+
+def test_longest_loop_is_the_longest_one_and_found_where_it_stands():
+    for seed in range(30):
+        sequence = np.random.default_rng(seed).integers(0, 2, 14)
+        start, period, length = longest_loop(sequence, 2, 4)
+        assert length == loop_by_definition(sequence.tolist(), 2, 4)
+        stretch = sequence[start : start + length]
+        assert (stretch[period:] == stretch[: len(stretch) - period]).all()
+    assert longest_loop(np.array([9, 8, 1, 2, 3, 1, 2, 3, 1, 7]), 2, 4) == (2, 3, 7)
+    assert longest_loop(np.arange(20), 2, 4) == (0, 0, 0)
+    assert longest_loop(np.array([], dtype=int), 2, 4) == (0, 0, 0)
+
+
+def test_own_loops_are_the_repeated_copies_of_what_the_model_writes():
+    model, _, texts, _, _ = make()
+    loops = find_loops(model, texts.forget, step=3)
+    assert loops.sequences, "an untrained model loops"
+    for ids, repeated in zip(loops.sequences, loops.repeated, strict=True):
+        assert len(repeated) == len(ids) - 1
+        places = (repeated.nonzero().squeeze(-1) + 1).tolist()
+        assert places == list(range(places[0], places[-1] + 1)), "one stretch"
+        periods = [p for p in range(1, places[0] + 1) if all(ids[place] == ids[place - p] for place in places)]
+        assert any(len(places) >= max((COPIES - 1) * p, SHORTEST_LOOP - p) for p in periods)
+    for again in (find_loops(model, texts.forget, step=3), OwnLoops.from_state(loops.state())):
+        assert again.sequences == loops.sequences
+        assert all(map(torch.equal, again.repeated, loops.repeated))

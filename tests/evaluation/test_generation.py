@@ -10,7 +10,7 @@ from random_models import build_llama
 from transformers import MistralConfig, MistralForCausalLM
 
 from tiny_models import tiny_model
-from unteach.evaluation import decoding, generation
+from unteach.evaluation import decoding, generation, inference
 from unteach.evaluation.decoding import RoomyLayer, faster_on_cpu
 from unteach.evaluation.generation import _PromptReader, _shared_length, generate, next_tokens
 from unteach.evaluation.inference import Batching, cut_left, in_batches, stop_ids, token_logprobs
@@ -53,7 +53,8 @@ def test_batched_equals_one_by_one(model, shared, monkeypatch):
     for piece_tokens, batch_size in ((1, 128), (64, 1), (64, 4), (64, 128), (1024, 4), (1024, 128)):
         monkeypatch.setitem(generation._PIECE_TOKENS, "cpu", piece_tokens)
         assert generate(model, prompts, max_new_tokens=16, batching=Batching(batch_size)) == expected
-    assert generate(model, prompts, max_new_tokens=16, batching=Batching(batch_tokens=150)) == expected
+    monkeypatch.setattr(generation, "cache_tokens", lambda model: 150)
+    assert generate(model, prompts, max_new_tokens=16) == expected
 
 
 @pytest.mark.gpu
@@ -125,7 +126,7 @@ def test_model_and_random_state_are_left_as_found(model):
     state = torch.random.get_rng_state()
     weights = {name: value.clone() for name, value in training.state_dict().items()}
     done = []
-    generate(training, random_prompts(10), max_new_tokens=2, batching=Batching(4, advance=done.append))
+    generate(training, random_prompts(10), max_new_tokens=2, batching=Batching(4, done.append))
     token_logprobs(training, [[3, 4], [5, 6, 7]], batching=Batching(advance=done.append))
     assert done == [4, 4, 2, 2]  # progress counts every item
     assert [module.training for module in training.modules()] == modes
@@ -160,13 +161,12 @@ def test_next_tokens(model):
     assert [found.shape for found in next_tokens(model, [], [7, 5])] == [(0,), (0, 2)]
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"batching": Batching(2)}, {"positions": 32}, {"positions": 8}, {"positions": 1}]
-)
-def test_log_probabilities_equal_those_of_one_text_at_a_time(model, options):
+@pytest.mark.parametrize(("batch_size", "positions"), [(64, 2048), (2, 2048), (64, 32), (64, 8), (64, 1)])
+def test_log_probabilities_equal_those_of_one_text_at_a_time(model, batch_size, positions, monkeypatch):
+    monkeypatch.setitem(inference._POSITIONS, "cpu", positions)
     generator = torch.Generator().manual_seed(0)
     texts = [torch.randint(0, 400, (length,), generator=generator).tolist() for length in (2, 30, 7, 31, 50, 2)]
-    for text, values in zip(texts, token_logprobs(model, texts, **options), strict=True):
+    for text, values in zip(texts, token_logprobs(model, texts, batching=Batching(batch_size)), strict=True):
         with torch.no_grad():
             logits = model(torch.tensor([text])).logits[0].double().log_softmax(-1)
         expected = np.array([logits[place, token].item() for place, token in enumerate(text[1:])])

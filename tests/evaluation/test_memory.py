@@ -17,12 +17,11 @@ from unteach.evaluation.memory import answer_choices, answer_questions, cut_answ
 from unteach.evaluation.metrics import Evaluation
 from unteach.evaluation.scores import Scores
 from unteach.evaluation.tofu import (
-    _stemming_scorer,
     add_metrics,
     answer_tofu,
     forget_quality,
     harmonic_mean,
-    rouge_l_recall_stemmed,
+    stemmed_recall,
     truth_ratio,
 )
 
@@ -183,12 +182,11 @@ def test_harmonic_mean_and_stemmed_recall_are_the_forms_of_tofu(monkeypatch):
     assert harmonic_mean(values) == pytest.approx(hmean(values))
     assert harmonic_mean(np.array([0.0, 0.5])) == 0.0
     # stems: author write book | the author writes many books -> LCS 3 of 3 expected words
-    assert rouge_l_recall_stemmed("authors writing books", "the author writes many books") == 1.0
-    assert rouge_l_recall_stemmed("authors writing books", "") == 0.0
+    assert stemmed_recall()("authors writing books", "the author writes many books") == 1.0
+    assert stemmed_recall()("authors writing books", "") == 0.0
     monkeypatch.setitem(sys.modules, "rouge_score.rouge_scorer", None)  # as where it is not installed
-    _stemming_scorer.cache_clear()
     with pytest.raises(ValueError, match="pip install rouge-score"):
-        rouge_l_recall_stemmed("a", "a")
+        stemmed_recall()
 
 
 def probability(model, tokenizer, prompt, answer, end):

@@ -115,12 +115,10 @@ def _check(options: EvaluateOptions) -> None:
     for name in ("documents", "holdout", "questions", "retain_questions"):
         if name in given and not own:
             problems.append(f"{name} is given, but the benchmark is {benchmark!r}: set benchmark to own")
-    for name in ("data", "mmlu", "lm_eval_tasks"):
-        if name in given and not given[name].is_dir():
-            problems.append(f"{name} is {str(given[name])!r}: there is no such folder")
-    for name in ("questions", "retain_questions"):
-        if name in given and not given[name].is_file():
-            problems.append(f"{name} is {str(given[name])!r}: there is no such file")
+    for name in ("data", "mmlu", "lm_eval_tasks", "questions", "retain_questions"):
+        kind = "file" if name.endswith("questions") else "folder"
+        if name in given and not (given[name].is_file() if kind == "file" else given[name].is_dir()):
+            problems.append(f"{name} is {str(given[name])!r}: there is no such {kind}")
     if "reference" in given and "reference_auc" in given:
         problems.append("reference and reference_auc are both given: give one of them")
     if not 0 < given.get("reference_auc", 1) <= 1:

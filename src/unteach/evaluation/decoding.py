@@ -1,19 +1,17 @@
 """Three fast paths of decoding, each beside a plain form that gives the same numbers up to rounding.
 
 *Shared key heads on a CPU* (`faster_on_cpu`): with a padding mask, Transformers copies keys and values once per query
-head before it calls PyTorch's attention; on a CPU that copy takes most of a decoding step. PyTorch can share them
-instead (`enable_gqa`).
+head before it calls PyTorch's attention, which takes most of a step. PyTorch can share them instead (`enable_gqa`).
 
 *A key-value cache with room* (`Collector`): Transformers' own cache copies all keys and values at every step to add
-one token; for a batch that copy costs more than the rest of the step. Here the room is allocated once, and filled from
-caches of smaller batches. Only plain attention layers are handled; models with other caches (sliding windows,
-recurrent states) keep their own.
+one token; for a batch that costs more than the rest of the step. Here the room is allocated once, and filled from
+caches of smaller batches. Models with other caches than plain attention's (sliding windows, recurrent states) keep
+their own.
 
-*Steps of fixed shape* (`fixed_steps`), which a GPU replays as one CUDA graph: a step of a small model is about a
-thousand kernels of some microseconds each; to start them one by one from Python takes ten times as long as to run
-them. Where no tensor changes its shape or place from step to step, they are started once and replayed. So keys and
-values have room for the whole output, later columns are masked, the next token is chosen on the GPU, and rows that
-have ended go on until all have.
+*Steps of fixed shape* (`fixed_steps`), which a GPU replays as one CUDA graph: to start the thousand short kernels of a
+small model's step from Python takes ten times as long as to run them. Where no tensor changes its shape or place, they
+are started once and replayed. So keys and values have room for the whole output, later columns are masked, the next
+token is chosen on the GPU, and rows that have ended go on until all have.
 
 Shapes: B rows, H key heads, S cache columns, D width of a head.
 """
@@ -204,9 +202,8 @@ def fixed_steps(
 
     def step() -> None:
         added.index_fill_(3, place, 0.0)
-        result = model(
-            input_ids=tokens, attention_mask=added, position_ids=positions, past_key_values=cache, use_cache=True
-        )
+        given = {"attention_mask": added, "position_ids": positions, "past_key_values": cache}
+        result = model(input_ids=tokens, **given, use_cache=True)
         tokens.copy_(result.logits[:, -1].argmax(-1, keepdim=True))
         written.index_copy_(1, count, tokens)
         for number in (positions, place, count):
@@ -214,13 +211,11 @@ def fixed_steps(
         positions.clamp_(max=last)  # of rows that have ended
 
     run = _recorded(model, step, (tokens, positions, place, count)) if mask.device.type == "cuda" else step
-    done = 0
-    while done < steps:
-        block = min(READ_EVERY, steps - done)
-        for _ in range(block):
+    for start in range(0, steps, READ_EVERY):
+        end = min(start + READ_EVERY, steps)
+        for _ in range(start, end):
             run()
-        yield written[:, done : done + block].T.tolist()
-        done += block
+        yield written[:, start:end].T.tolist()
 
 
 def _recorded(model: Any, step: Callable[[], None], changed: tuple[Tensor, ...]) -> Callable[[], None]:
@@ -264,10 +259,8 @@ def _recorded(model: Any, step: Callable[[], None], changed: tuple[Tensor, ...])
     return run
 
 
-@functools.cache
-def _stream(device: torch.device) -> Any:
-    """The stream on which steps are recorded: one, since libraries keep a workspace for each."""
-    return torch.cuda.Stream(device)
+_stream = functools.cache(torch.cuda.Stream)
+"""The stream of a device on which steps are recorded: one, since libraries keep a workspace for each."""
 
 
 @contextmanager

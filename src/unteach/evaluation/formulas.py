@@ -1,17 +1,15 @@
 """The measuring formulas as plain functions, without a model: of a generated text, of losses, and of many items.
 
-*Texts.* ROUGE-L is written out, not taken from the `rouge-score` package, because the stop rule of a training run
-needs it where nothing can be installed, and because that package sees no letter outside a-z. On every text the
-default gives the same number as `rouge-score` without stemmer; the tests hold the two against each other. A model
-broken by unlearning often answers everything with one phrase or one sign over and over. ROUGE-L is then near zero,
-which looks like perfect forgetting; the share of degenerate output tells the two apart.
+*Texts.* ROUGE-L is written out because the stop rule of a training run needs it where nothing can be installed, and
+because the `rouge-score` package sees no letter outside a-z; without stemmer the two give the same number (a test). A
+model broken by unlearning often says one phrase over and over: its ROUGE-L is near zero, which looks like perfect
+forgetting, and the share of degenerate output tells the two apart.
 
 *Membership.* The definitions are MUSE's. A text's score is a loss: low for a text the model has seen. AUC compares two
 sets of texts, PrivLeak compares the AUC with that of a model retrained without the forget set.
 
-*Intervals.* Every one is the percentile bootstrap over items: they are drawn with replacement `RESAMPLES` times with a
-fixed seed, and the 2.5th and 97.5th percentile of the recomputed value are the bounds. The draws come from a generator
-of their own, never from the global random state of numpy or torch.
+*Intervals.* Each is the percentile bootstrap over items: drawn with replacement `RESAMPLES` times from a generator of
+their own with a fixed seed; the 2.5th and 97.5th percentile of the recomputed value are the bounds.
 """
 
 import dataclasses
@@ -73,8 +71,7 @@ def rouge_l(expected: str, output: str, *, words: "Words" = "latin") -> float:
 def is_degenerate(text: str) -> bool:
     """Whether a text is mostly repetition.
 
-    A text is cut into units: words (runs of letters and digits, lower-cased) and single punctuation marks. It
-    is degenerate if one of these holds:
+    Its units are words (runs of letters and digits, lower-cased) and single punctuation marks. One of these holds:
 
     1. *Loop of units*: somewhere one phrase is repeated without a break, at least `COPIES` times and over at
        least `MINIMUM_UNITS` units, and this run makes up at least `LOOP_SHARE` of all units.
@@ -118,16 +115,10 @@ def longest_loop(sequence: NDArray, copies: int, minimum: int) -> tuple[int, int
 def min_k(token_logprobs: ArrayLike, fraction: float = 0.4) -> float:
     """Min-k % score: minus the mean of the lowest log-probabilities, -(1/k) Σ of the k smallest log p.
 
-    k = ⌊n · fraction⌋, at least 1, of n tokens. All tokens of the text count.
+    k = ⌊n · fraction⌋, at least 1, of n tokens; all tokens of the text count, each given those before it. A loss:
+    low for text the model knows, never negative.
 
     Differs from MUSE's code: there a text with n · fraction < 1 gives NaN.
-
-    Args:
-        token_logprobs: log-probability of each token of one text given those before it.
-        fraction: the share of tokens, above 0 and at most 1.
-
-    Returns:
-        A loss: low for text the model knows, never negative.
     """
     values = checked(token_logprobs, "token_logprobs")
     if not 0 < fraction <= 1:
@@ -170,9 +161,8 @@ class Metric:
 
     value: float
     low: float | None
-    """Lower bound of the 95 % bootstrap interval; None where fewer than two items were measured."""
     high: float | None
-    """Upper bound, likewise."""
+    """Bounds of the 95 % bootstrap interval; None where fewer than two items were measured."""
     count: int
     """How many items the value is made of."""
     higher_is_better: bool | None
@@ -240,8 +230,7 @@ def resampled_aucs(forget_scores: ArrayLike, holdout_scores: ArrayLike, seed: in
     forget, holdout = checked(forget_scores, "forget_scores"), checked(holdout_scores, "holdout_scores")
     wins = (holdout < forget[:, None]) + 0.5 * (holdout == forget[:, None])  # [forget, holdout]
     generator = np.random.default_rng(seed)
-    forget_counts = _draw_counts(len(forget), generator)
-    holdout_counts = _draw_counts(len(holdout), generator)
+    forget_counts, holdout_counts = (_draw_counts(len(group), generator) for group in (forget, holdout))
     return ((forget_counts @ wins) * holdout_counts).sum(1) / wins.size
 
 

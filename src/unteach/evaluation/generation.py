@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from unteach.evaluation.decoding import Collector, can_fix, faster_on_cpu, fixed_steps, is_plain
 from unteach.evaluation.inference import (
@@ -50,9 +51,6 @@ def generate(
         max_new_tokens: how many tokens to add, for all prompts or for each.
         stop_ids: ids that end a row; they are not part of its output.
         batching: how many prompts are decoded together.
-
-    Returns:
-        The new token ids of each prompt, in the order of the prompts.
     """
     limits = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else list(max_new_tokens)
     _check(model, prompts, limits)
@@ -67,7 +65,7 @@ def generate(
             return [written[index] for index in group]
 
         lengths = [len(prompt) + limit for prompt, limit in items]
-        return in_batches(lengths, run, batching, batching.batch_tokens or cache_tokens(model))
+        return in_batches(lengths, run, batching, cache_tokens(model))
 
     with evaluating(model), faster_on_cpu(model):
         return share_out(model, list(zip(prompts, limits, strict=True)), work)
@@ -76,12 +74,7 @@ def generate(
 def next_tokens(
     model: Any, prompts: Sequence[Sequence[int]], candidates: Sequence[int], *, batching: Batching = PROMPTS_TOGETHER
 ) -> tuple[Tensor, Tensor]:
-    """What each prompt is followed by.
-
-    Returns:
-        The most probable next id of each prompt [prompts], and the logits of the candidates
-        [prompts, candidates] in fp32, both on the CPU.
-    """
+    """The most probable next id of each prompt [prompts], and the candidates' logits in fp32 [prompts, candidates]."""
     _check(model, prompts, [1] * len(prompts))
 
     def work(items: Sequence[Sequence[int]]) -> list[tuple[int, list[float]]]:
@@ -92,7 +85,7 @@ def next_tokens(
             scores = logits[:, list(candidates)].float().tolist()
             return list(zip(logits.argmax(-1).tolist(), scores, strict=True))
 
-        return in_batches([*map(len, items)], run, batching, batching.batch_tokens or cache_tokens(model))
+        return in_batches([*map(len, items)], run, batching, cache_tokens(model))
 
     with evaluating(model), faster_on_cpu(model):
         found = share_out(model, prompts, work)
@@ -139,7 +132,7 @@ class _PromptReader:
         """
         width = len(prompts[0]) - self.shared
         collector = Collector(len(prompts), self.shared, width, room)
-        all_logits, masks = [], []
+        all_logits: list[Tensor] = []
         start = 0
         while start < len(prompts):
             longest = len(prompts[start]) - self.shared
@@ -148,40 +141,34 @@ class _PromptReader:
             if not is_plain(cache):
                 return (logits, cache, mask) if len(piece) == len(prompts) else self.read_piece(prompts)
             collector.add(cache, range(start, start + len(piece)))
-            padding = mask.new_zeros(len(piece), width - longest)
-            masks.append(torch.cat([mask[:, : self.shared], padding, mask[:, self.shared :]], dim=1))
             all_logits.append(logits)
             start += len(piece)
-        return torch.cat(all_logits), collector.finish(), torch.cat(masks)
+        return torch.cat(all_logits), collector.finish(), self.mask(prompts, width)
+
+    def mask(self, prompts: Sequence[Sequence[int]], width: int) -> Tensor:
+        """1 for the shared columns and, right of the padding, each prompt's own [B, P + width]."""
+        own = torch.tensor([[len(prompt) - self.shared] for prompt in prompts])
+        columns = torch.arange(-self.shared, width)
+        return ((columns < 0) | (columns >= width - own)).long().to(self.model.device)
 
     def read_piece(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Any, Tensor]:
         """Read prompts in one pass; returns as `read`."""
-        remainders = [prompt[self.shared :] for prompt in prompts]
-        rows, width, device = len(prompts), max(map(len, remainders)), self.model.device
-        ids = torch.zeros(rows, width, dtype=torch.long)
-        mask = torch.ones(rows, self.shared + width, dtype=torch.long)
-        for row, remainder in enumerate(remainders):
-            padding = width - len(remainder)
-            ids[row, padding:] = torch.tensor(remainder, dtype=torch.long)
-            mask[row, self.shared : self.shared + padding] = 0
+        remainders = [torch.tensor(prompt[self.shared :]) for prompt in prompts]
+        ids = pad_sequence(remainders, batch_first=True, padding_side="left").to(self.model.device)
+        mask = self.mask(prompts, ids.shape[1])
         positions = (mask.cumsum(1) - 1).clamp(min=0)[:, self.shared :]
-        cache = None
-        if self.shared_cache is not None:
-            cache = copy.deepcopy(self.shared_cache)
-            cache.batch_repeat_interleave(rows)
-        mask = mask.to(device)
-        logits, cache = self.forward(ids.to(device), mask, positions.to(device), cache)
+        cache = copy.deepcopy(self.shared_cache)
+        if cache is not None:
+            cache.batch_repeat_interleave(len(prompts))
+        logits, cache = self.forward(ids, mask, positions, cache)
         if torch.isnan(logits).any():
             raise ValueError("the model's logits are NaN: its weights are broken, nothing can be measured")
         return logits, cache, mask
 
     def forward(self, ids: Tensor, mask: Tensor, positions: Tensor, cache: Any) -> tuple[Tensor, Any]:
         """One pass over new tokens: logits after the last [B, V] and the extended cache."""
-        extra: dict[str, Any] = {}
-        if "position_ids" in self.arguments:
-            extra["position_ids"] = positions
-        if "logits_to_keep" in self.arguments:
-            extra["logits_to_keep"] = 1
+        extra = {"position_ids": positions, "logits_to_keep": 1}
+        extra = {name: value for name, value in extra.items() if name in self.arguments}
         result = self.model(input_ids=ids, attention_mask=mask, past_key_values=cache, use_cache=True, **extra)
         return result.logits[:, -1], result.past_key_values
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from unteach.models import context_length
 from unteach.models.distributed import share_out
@@ -34,11 +35,7 @@ class Batching:
 
     batch_size: int = BATCH_SIZE
     """Most items read or decoded together."""
-    batch_tokens: int | None = None
-    """Most tokens (prompts and output, padding included) that decoding holds at once; by default what fits a quarter
-    of the GPU's memory, or 2 GiB on a CPU."""
     advance: Advance | None = None
-    """Called with the number of items just finished."""
 
 
 PROMPTS_TOGETHER = Batching()
@@ -48,10 +45,7 @@ TEXTS_TOGETHER = Batching(64)
 
 @contextmanager
 def evaluating(model: Any) -> Iterator[None]:
-    """Switch dropout off and gradients off inside the block; afterwards every module is in its former mode.
-
-    Draws no random number and leaves no trace in the model.
-    """
+    """Switch dropout off and gradients off inside the block; afterwards every module is in its former mode."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -85,10 +79,9 @@ def cut_left(ids: Sequence[int], room: int, first_id: int | None = None) -> list
 
 
 def cache_tokens(model: Any) -> int:
-    """How many tokens of keys and values to hold at once: a quarter of the GPU's memory, 2 GiB on a CPU.
+    """How many tokens (prompts and output, padding included) to hold: a quarter of the GPU's memory, 2 GiB on a CPU.
 
-    It depends on the machine and the model alone, so that a run repeated on the same machine makes the same
-    batches.
+    By the machine and the model alone, so that a run repeated on the same machine makes the same batches.
     """
     config = model.config.get_text_config()
     layers = getattr(config, "num_hidden_layers", None)
@@ -133,20 +126,14 @@ def in_batches(
 
 
 def token_logprobs(
-    model: Any, sequences: Sequence[Sequence[int]], *, batching: Batching = TEXTS_TOGETHER, positions: int | None = None
+    model: Any, sequences: Sequence[Sequence[int]], *, batching: Batching = TEXTS_TOGETHER
 ) -> list[NDArray[np.float64]]:
     """log p(token | tokens before it) for every token but the first of each sequence.
 
-    Sequences are sorted by length and padded on the right, where a causal model cannot see the padding. A
-    sequence longer than `positions` is read in pieces through the key-value cache. On a GPU float32 weights are
-    multiplied in TF32 (10 bits): a thousandth of a nat per token, far below every interval, and several times faster.
-
-    Args:
-        model: a Hugging Face causal language model. Its mode (train or eval) is the same afterwards.
-        sequences: token ids of each text, at least two each and no more than the context.
-        batching: how many sequences are read together; `batch_tokens` plays no part.
-        positions: most positions read at once; by default at most 2,048 on a CPU and 65,536 on a GPU, and no
-            more than make half a GiB or 2 GiB of fp32 logits.
+    Sequences (token ids, at least two and no more than the context) are sorted by length and padded on the right, where
+    a causal model cannot see the padding; one that is too long for a pass is read in pieces through the key-value
+    cache. On a GPU float32 weights are multiplied in TF32 (10 bits): a thousandth of a nat per token, far below every
+    interval, and several times faster. The model's mode (train or eval) is the same afterwards.
     """
     context = context_length(model)
     for index, sequence in enumerate(sequences):
@@ -161,7 +148,7 @@ def token_logprobs(
             )
     vocabulary = model.config.get_text_config().vocab_size
     kind = "cuda" if model.device.type == "cuda" else "cpu"
-    most = positions or max(1, min(_POSITIONS[kind], _LOGITS[kind] // vocabulary))
+    most = max(1, min(_POSITIONS[kind], _LOGITS[kind] // vocabulary))
 
     def work(items: Sequence[Sequence[int]]) -> list[NDArray[np.float64]]:
         def run(group: list[int]) -> list[NDArray[np.float64]]:
@@ -181,11 +168,7 @@ def token_logprobs(
 
 def _score_batch(model: Any, sequences: Sequence[Sequence[int]]) -> list[NDArray[np.float64]]:
     """Sequences that fit together: one pass over the right-padded batch."""
-    width = max(map(len, sequences))
-    ids = torch.zeros(len(sequences), width, dtype=torch.long)
-    for row, sequence in enumerate(sequences):
-        ids[row, : len(sequence)] = torch.tensor(sequence, dtype=torch.long)
-    ids = ids.to(model.device)
+    ids = pad_sequence([torch.tensor(sequence) for sequence in sequences], batch_first=True).to(model.device)
     extra = {"use_cache": False} if "use_cache" in accepted_arguments(model) else {}
     logits = model(input_ids=ids, **extra).logits  # [B, T, V]
     return [

@@ -1,7 +1,4 @@
-"""Membership: can one tell from a model's probabilities which texts it was trained on?
-
-The formulas and what they mean are in `formulas`.
-"""
+"""Losses of given texts: can one tell from them which texts a model was trained on, and is general text as likely?"""
 
 import zlib
 from collections.abc import Mapping, Sequence
@@ -42,13 +39,9 @@ def text_scores(text: str, logprobs: ArrayLike, lower_logprobs: ArrayLike | None
 def score_texts(
     evaluation: "Evaluation", texts: Mapping[str, Sequence[str]], *, lower: bool = True
 ) -> tuple[dict[str, list[dict[str, float]]], int]:
-    """All membership scores of sets of texts, each read as it is and (`lower`) in lower case.
+    """All membership scores of sets of texts, and how many texts were longer than what was scored.
 
-    Returns:
-        The scores of each text by set, and how many texts were longer than what was scored.
-
-    Raises:
-        ValueError: for a text of fewer than two tokens.
+    Each text is read as it is and (`lower`) in lower case.
     """
     context = context_length(evaluation.model)
     most = min(evaluation.benchmark.settings.membership_tokens or context, context)
@@ -127,11 +120,12 @@ def _add_privleak(evaluation: "Evaluation", scores: tuple[list[float], list[floa
         retrained = reference_auc = evaluation.reference
         evaluation.notes.append(f"privleak compares with a given AUC of {reference_auc}, which is taken as exact")
     else:
-        found: dict[str, list[float]] = {"forget": [], "holdout": [], "retain": []}
-        for record in evaluation.reference_records("membership"):
-            found[record["set"]].append(record["scores"]["min_40"])
-        retrained = found["forget"], found["holdout"]
-        reference_auc = membership_auc(*retrained)
+        records = evaluation.reference_records("membership")
+        forget, holdout = (
+            [record["scores"]["min_40"] for record in records if record["set"] == part]
+            for part in ("forget", "holdout")
+        )
+        retrained, reference_auc = (forget, holdout), membership_auc(forget, holdout)
     if reference_auc == 0:
         evaluation.notes.append("privleak is not reported: the reference model's AUC is 0, and it divides by it")
         return

@@ -1,6 +1,5 @@
 """What a model still says of a text: does it recite it, answer questions about it, and choose the right letter?"""
 
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,16 +34,15 @@ def recite(
         many of its oldest tokens were dropped, where a prompt did not fit the context.
     """
     settings = settings or MeasuringSettings()
-    prompts: list[Sequence[int]] = []
-    expected: list[Sequence[int]] = []
-    for probe in probes:
-        prompts.append(encode(tokenizer, probe.prompt) if probe.prompt_ids is None else probe.prompt_ids)
-        true_ids = probe.expected_ids
-        expected.append(encode(tokenizer, probe.expected)[: settings.verbatim_tokens] if true_ids is None else true_ids)
-    limits = [settings.verbatim_tokens if probe.expected_ids is None else len(probe.expected_ids) for probe in probes]
+    most = settings.verbatim_tokens
+    prompts = [encode(tokenizer, probe.prompt) if probe.prompt_ids is None else probe.prompt_ids for probe in probes]
+    true_ids = [probe.expected_ids or encode(tokenizer, probe.expected)[:most] for probe in probes]
+    limits = [len(probe.expected_ids) if probe.expected_ids else most for probe in probes]
     outputs, cuts = continue_prompts(model, tokenizer, prompts, limits, settings, batching)
-    shown, true = [probe.prompt for probe in probes], [decode(tokenizer, ids) for ids in expected]
-    return _records(shown, true, outputs, cuts, settings)
+    return [
+        _record(probe.prompt, decode(tokenizer, ids), output, cut, settings)
+        for probe, ids, output, cut in zip(probes, true_ids, outputs, cuts, strict=True)
+    ]
 
 
 def answer_questions(
@@ -72,8 +70,10 @@ def answer_questions(
     prompts = [encode(tokenizer, beginning + prompt) for prompt in shown]
     limits = [settings.knowledge_tokens] * len(prompts)
     outputs, cuts = continue_prompts(model, tokenizer, prompts, limits, settings, batching)
-    answers = [cut_answer(output, settings.answer_ends) for output in outputs]
-    return _records(shown, [question.answer for question in questions], answers, cuts, settings)
+    return [
+        _record(prompt, question.answer, cut_answer(output, settings.answer_ends), cut, settings)
+        for prompt, question, output, cut in zip(shown, questions, outputs, cuts, strict=True)
+    ]
 
 
 def continue_prompts(
@@ -85,41 +85,24 @@ def continue_prompts(
     batching: Batching,
 ) -> tuple[list[str], list[int]]:
     """Greedy continuations as text, and how many of its oldest tokens each prompt lost to fit the context."""
-    context = context_length(model)
-    fitted = [list(prompt) for prompt in prompts]
+    context, longest, fitted = context_length(model), max(limits, default=0), prompts
     if settings.long_prompts == "cut":
-        longest = max(limits, default=0)
         if longest + 2 > context:
             raise ValueError(
                 f"{longest} tokens are to be generated, but the model's context is {context}: generate fewer"
             )
         first_id = getattr(tokenizer, "bos_token_id", None)
         fitted = [cut_left(ids, context - limit, first_id) for ids, limit in zip(prompts, limits, strict=True)]
-    cuts = [len(prompt) - len(rest) for prompt, rest in zip(prompts, fitted, strict=True)]
     ends = stop_ids(model, tokenizer)
     generated = generate(model, fitted, max_new_tokens=limits, stop_ids=ends, batching=batching)
+    cuts = [len(prompt) - len(rest) for prompt, rest in zip(prompts, fitted, strict=True)]
     return [decode(tokenizer, ids) for ids in generated], cuts
 
 
-def _records(
-    prompts: Sequence[str],
-    expected: Sequence[str],
-    outputs: Sequence[str],
-    cuts: Sequence[int],
-    settings: MeasuringSettings,
-) -> list[dict[str, Any]]:
-    """One record for each generated text."""
-    return [
-        {
-            "prompt": prompt,
-            "expected": true,
-            "output": output,
-            "score": rouge_l(true, output, words=settings.words),
-            "degenerate": is_degenerate(output),
-        }
-        | ({"cut": cut} if cut else {})
-        for prompt, true, output, cut in zip(prompts, expected, outputs, cuts, strict=True)
-    ]
+def _record(prompt: str, expected: str, output: str, cut: int, settings: MeasuringSettings) -> dict[str, Any]:
+    score, repeats = rouge_l(expected, output, words=settings.words), is_degenerate(output)
+    record = {"prompt": prompt, "expected": expected, "output": output, "score": score, "degenerate": repeats}
+    return record | {"cut": cut} if cut else record
 
 
 def mean_score(records: Sequence[dict[str, Any]]) -> float:
@@ -149,32 +132,29 @@ def answer_choices(
         For each question its `prompt` (the question alone where given), `expected` and chosen `output`
         letter, `score`, `greedy_score` (each 0 or 1), `valid`, and `greedy`, the most probable token as text.
     """
-    records: list[dict[str, Any]] = [{} for _ in questions]
-    context = context_length(model)
+    records: dict[int, dict[str, Any]] = {}
+    room, first_id = context_length(model) - 1, getattr(tokenizer, "bos_token_id", None)
     bridge, letter_ids = letter_tokens(tokenizer, max((question.choices for question in questions), default=4))
-    by_subject = sorted(range(len(questions)), key=lambda index: questions[index].subject)
-    for _, group in itertools.groupby(by_subject, key=lambda index: questions[index].subject):
-        chosen = list(group)
+    for subject in sorted({question.subject for question in questions}):  # each has a beginning of its own
+        chosen = [index for index, question in enumerate(questions) if question.subject == subject]
         whole = [encode(tokenizer, questions[index].prompt) + bridge for index in chosen]
-        prompts = [cut_left(ids, context - 1, getattr(tokenizer, "bos_token_id", None)) for ids in whole]
+        prompts = [cut_left(ids, room, first_id) for ids in whole]
         best, scores = next_tokens(model, prompts, letter_ids, batching=batching)
-        for row, index in enumerate(chosen):
-            question, greedy = questions[index], int(best[row])
-            allowed = letter_ids[: question.choices]
-            picked = int(scores[row, : question.choices].argmax())
-            right = letter_ids[question.answer]
+        for index, greedy, row, ids in zip(chosen, best.tolist(), scores, whole, strict=True):
+            question = questions[index]
+            picked = int(row[: question.choices].argmax())
             records[index] = {
                 "prompt": question.question or question.prompt,
                 "expected": LETTERS[question.answer],
                 "output": LETTERS[picked],
                 "greedy": decode(tokenizer, [greedy]),
-                "valid": greedy in allowed,
+                "valid": greedy in letter_ids[: question.choices],
                 "score": float(picked == question.answer),
-                "greedy_score": float(greedy == right),
+                "greedy_score": float(greedy == letter_ids[question.answer]),
             }
-            if len(prompts[row]) < len(whole[row]):
-                records[index]["cut"] = len(whole[row]) - len(prompts[row])
-    return records
+            if len(ids) > room:
+                records[index]["cut"] = len(ids) - room
+    return [records[index] for index in range(len(questions))]
 
 
 def letter_tokens(tokenizer: Any, choices: int) -> tuple[list[int], list[int]]:

@@ -54,8 +54,9 @@ class MetricInfo:
         return {"↑": True, "↓": False}.get(self.arrow)
 
 
-_main = partial(MetricInfo, column="main")
+_main, _beside = partial(MetricInfo, column="main"), partial(MetricInfo, column="beside")
 _nats = partial(MetricInfo, decimals=3, unit="nats per token")
+_loss = partial(_nats, records="membership")
 _auc = partial(MetricInfo, decimals=3, unit="auc", records="membership")
 _fraction = partial(MetricInfo, decimals=3, unit="fraction")
 
@@ -84,15 +85,9 @@ METRICS: dict[str, MetricInfo] = {
         "↓",
         column="beside",
     ),
-    "degenerate": MetricInfo(
-        "repetitive output", "share of continuations that are mere repetition", "↓", column="beside"
-    ),
-    "mmlu_invalid": MetricInfo(
-        "invalid MMLU answers",
-        "share of greedy answers that are not A, B, C or D",
-        "↓",
-        column="beside",
-        records="mmlu_val",
+    "degenerate": _beside("repetitive output", "share of continuations that are mere repetition", "↓"),
+    "mmlu_invalid": _beside(
+        "invalid MMLU answers", "share of greedy answers that are not A, B, C or D", "↓", records="mmlu_val"
     ),
     "mmlu_greedy": MetricInfo(
         "greedy MMLU answers", "share of greedy answers that are the right letter", "↑", records="mmlu_val"
@@ -112,11 +107,8 @@ METRICS: dict[str, MetricInfo] = {
     "verbmem_r": MetricInfo(
         "recital of kept documents", "ROUGE-L of the continuation of a document to be kept with the true one", "↑"
     ),
-    "nll_retain": _nats(
-        "loss on kept documents",
-        "mean negative log-likelihood per token of documents to be kept, in nats",
-        "↓",
-        records="membership",
+    "nll_retain": _loss(
+        "loss on kept documents", "mean negative log-likelihood per token of documents to be kept, in nats", "↓"
     ),
     RAW_AUC: _auc(
         "membership AUC",
@@ -141,7 +133,7 @@ METRICS: dict[str, MetricInfo] = {
 }
 FAMILIES: Mapping[str, MetricInfo] = {
     "auc_": _auc(),
-    "nll_": _nats(records="membership"),
+    "nll_": _loss(),
     "tofu_forget_truth_ratio": _fraction(),
     "tofu_forget_": _fraction(arrow="↓"),
     "tofu_": _fraction(arrow="↑"),
@@ -207,9 +199,7 @@ class Evaluation:
 
     def reference_records(self, name: str) -> list[dict[str, Any]]:
         """Records of the reference model, after checking that they are of the same data."""
-        reference = self.reference
-        assert reference is not None
-        assert not isinstance(reference, float)
+        reference: Any = self.reference
         if reference.data_sha256 != self.benchmark.data_sha256:
             raise ValueError(
                 f"reference_scores were measured on {reference.benchmark!r} (data {reference.data_sha256[:12]}), but "

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from unteach.corpora import Benchmark
 
 SCHEMA = "unteach.scores/1"
+_AS_THEY_ARE = ("name", "model", "step", "seed", "settings", "versions", "model_sha256", "created", "seconds")
+"""Fields that stand in a scores file under their own names."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,23 +78,15 @@ class Scores(Mapping[str, float]):
         """The result as one JSON-ready object, schema `unteach.scores/1`."""
         return {
             "schema": SCHEMA,
-            "name": self.name,
-            "model": self.model,
-            "step": self.step,
-            "seed": self.seed,
             "benchmark": {
                 "name": self.benchmark,
                 "counts": {name: metric.count for name, metric in self.metrics.items()},
                 "data_sha256": self.data_sha256,
             },
+            **{name: getattr(self, name) for name in _AS_THEY_ARE},
             "metrics": {name: metric.to_dict() for name, metric in self.metrics.items()},
             "notes": list(self.notes),
             "items": self.records,
-            "settings": self.settings,
-            "versions": self.versions,
-            "model_sha256": self.model_sha256,
-            "created": self.created,
-            "seconds": self.seconds,
         }
 
     def write(self, path: Path) -> None:
@@ -104,14 +98,13 @@ class Scores(Mapping[str, float]):
         """Read what `to_dict` made."""
         if content.get("schema") != SCHEMA:
             raise ValueError(f"schema is {content.get('schema')!r}: only {SCHEMA!r} can be read")
-        same = ("name", "model", "model_sha256", "step", "seed", "seconds", "created", "settings", "versions")
         return cls(
             benchmark=content["benchmark"]["name"],
             metrics={name: Metric(**values) for name, values in content["metrics"].items()},
             records=dict(content["items"]),
             notes=tuple(content["notes"]),
             data_sha256=content["benchmark"]["data_sha256"],
-            **{name: content[name] for name in same},
+            **{name: content[name] for name in _AS_THEY_ARE},
         )
 
 
@@ -123,7 +116,6 @@ def evaluate(
     reference_scores: Scores | Mapping[str, Any] | float | None = None,
     measurements: Collection[str] | None = None,
     batch_size: int = 128,
-    batch_tokens: int | None = None,
     seed: int = 0,
     progress: bool | None = None,
     name: str = "",
@@ -140,12 +132,8 @@ def evaluate(
             forget set, measured on the same benchmark; or its `auc_forget_holdout_min_40` as a number.
         measurements: names out of `MEASUREMENTS`, by default all that the benchmark has data for.
         batch_size: most prompts decoded together.
-        batch_tokens: most tokens held at once, see `inference.Batching`.
-        seed: of the bootstrap, kept in the result.
+        seed: of the bootstrap; kept in the result, as are `name`, `model_name` and `step`.
         progress: whether to show progress bars on stderr; by default where that is a terminal.
-        name: of the result, to tell several apart.
-        model_name: where the model is from.
-        step: after how many training steps.
     """
     from unteach.evaluation.inference import Batching
 
@@ -156,11 +144,9 @@ def evaluate(
         reference = float(reference)
     elif reference is not None and not isinstance(reference, Scores):
         reference = Scores.from_dict(reference)
-    started = time.perf_counter()
-    absent = []
-    with _progress_bars(progress) as start_bar:
-        batching = Batching(batch_size, batch_tokens)
-        evaluation = Evaluation(model, tokenizer, benchmark, reference, batching, seed, start_bar)
+    started, absent = time.perf_counter(), []
+    with _progress_bars(progress) as bar:
+        evaluation = Evaluation(model, tokenizer, benchmark, reference, Batching(batch_size), seed, start_bar=bar)
         for wanted, entry in MEASUREMENTS.items():
             if wanted not in measurements if measurements is not None else not entry.by_default:
                 continue
@@ -168,19 +154,15 @@ def evaluate(
                 entry.measure(evaluation, wanted)
             elif entry.absent:
                 absent.append(f"{wanted} is not measured: the benchmark has no {entry.absent}")
-    records = [record for group in evaluation.records.values() for record in group]
-    repetitive = [float(record["degenerate"]) for record in records if "degenerate" in record]
-    if repetitive:
-        evaluation.add_mean("degenerate", repetitive)
+    found = Scores(benchmark.name, evaluation.metrics, evaluation.records)
+    if generated := found.items_of("degenerate"):
+        evaluation.add_mean("degenerate", [float(record["degenerate"]) for record in generated])
     if model.device.type == "cuda":
         import torch
 
         torch.cuda.empty_cache()  # decoding took much more than training will: others may share the GPU
     settings = dataclasses.asdict(benchmark.settings)
-    return Scores(
-        benchmark=benchmark.name,
-        metrics=evaluation.metrics,
-        records=evaluation.records,
+    return found.replace(
         notes=(*benchmark.notes, *evaluation.notes, *absent),
         settings={key: list(value) if isinstance(value, tuple) else value for key, value in settings.items()},
         data_sha256=benchmark.data_sha256,
@@ -198,11 +180,10 @@ def evaluate(
 def _progress_bars(show: bool | None) -> Iterator[Callable[[str, int], Callable[[int], object]]]:
     """Inside the block, a function that begins a bar on stderr, given a label and the number of items."""
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     hidden = not (sys.stderr.isatty() if show is None else show)
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=hidden) as progress:
+    with Progress(console=Console(stderr=True), transient=True, disable=hidden) as progress:
 
         def start(label: str, total: int) -> Callable[[int], object]:
             task = progress.add_task(label, total=total)

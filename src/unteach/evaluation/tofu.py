@@ -1,8 +1,7 @@
 """TOFU: questions about invented authors, with right, reworded and wrong answers (Maini et al., 2024)."""
 
 import dataclasses
-import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,18 +21,14 @@ PARTS = tuple(part.name for part in dataclasses.fields(Tofu))
 KINDS = ("rouge", "probability", "truth_ratio")
 
 
-def rouge_l_recall_stemmed(expected: str, output: str) -> float:
-    """ROUGE-L recall with the Porter stemmer, the form TOFU reports (needs the `rouge-score` package)."""
-    return float(_stemming_scorer().score(expected, output)["rougeL"].recall)
-
-
-@functools.cache
-def _stemming_scorer() -> Any:
+def stemmed_recall() -> Callable[[str, str], float]:
+    """ROUGE-L recall with the Porter stemmer, of the expected text and the output: the form TOFU reports."""
     try:
         from rouge_score.rouge_scorer import RougeScorer
     except ImportError as error:
         raise ValueError("TOFU's scores need the stemmer of rouge-score: pip install rouge-score") from error
-    return RougeScorer(["rougeL"], use_stemmer=True)
+    scorer = RougeScorer(["rougeL"], use_stemmer=True)
+    return lambda expected, output: float(scorer.score(expected, output)["rougeL"].recall)
 
 
 def truth_ratio(paraphrased: float, perturbed: ArrayLike) -> float:
@@ -42,8 +37,7 @@ def truth_ratio(paraphrased: float, perturbed: ArrayLike) -> float:
     p(a) = P(a | question)^(1/|a|) is the probability of an answer per token and ã the right answer in other
     words. Above 1 the wrong answers look more probable than the right one.
 
-    Differs from the authors' code: that uses the geometric mean over the wrong answers for the forget
-    quality.
+    Differs from the authors' code: that uses the geometric mean over the wrong answers for the forget quality.
     """
     return float(np.mean(checked(perturbed, "perturbed")) / max(paraphrased, 1e-300))
 
@@ -78,13 +72,11 @@ def answer_tofu(
 
     Returns:
         For each set and question `prompt`, `expected`, `output`, `degenerate` and
-        `rouge`: ROUGE-L recall with stemmer;
-        `probability`: p(answer), for real authors and world facts divided by the sum over all answers
-        offered; `ratio`: `truth_ratio` as it is;
-        `truth_ratio`: min(R, 1/R) for the forget set, max(0, 1 - R) for the others;
-        `score`: the same as `rouge`.
+        `rouge`, also as `score`: ROUGE-L recall with stemmer;
+        `probability`: p(answer), for real authors and world facts divided by the sum over all answers offered;
+        `ratio`: R of `truth_ratio`; `truth_ratio`: min(R, 1/R) for the forget set, max(0, 1 - R) for the others.
     """
-    settings = settings or MeasuringSettings()
+    settings, recall = settings or MeasuringSettings(), stemmed_recall()
     asked = [(part, question) for part in PARTS for question in getattr(tofu, part)]
     prompts = [settings.tofu_prompt.format(question=question.question) for _, question in asked]
     encoded = [encode(tokenizer, prompt) for prompt in prompts]
@@ -96,7 +88,7 @@ def answer_tofu(
     records: dict[str, list[dict[str, Any]]] = {part: [] for part in PARTS}
     for (part, question), prompt, group, output in zip(asked, prompts, answers, outputs, strict=True):
         right, paraphrased, *wrong = (next(probabilities) for _ in group)
-        ratio, rouge = truth_ratio(paraphrased, wrong), rouge_l_recall_stemmed(question.answer, output)
+        ratio, rouge = truth_ratio(paraphrased, wrong), recall(question.answer, output)
         offered = right + sum(wrong) if part in ("real_authors", "world_facts") else 1.0
         useful = min(ratio, 1 / max(ratio, 1e-300)) if part == "forget" else max(0.0, 1 - ratio)
         records[part].append(
@@ -134,10 +126,9 @@ def _probabilities(
 
 def measure_tofu(evaluation: "Evaluation", name: str) -> None:
     """Ask everything and add all TOFU metrics."""
-    benchmark, tofu = evaluation.benchmark, evaluation.benchmark.tofu
-    assert tofu is not None
+    tofu: Any = evaluation.benchmark.tofu
     total = sum(3 + len(question.perturbed_answers) for part in PARTS for question in getattr(tofu, part))
-    options: Any = {"settings": benchmark.settings, "batching": evaluation.batches(name, total)}
+    options: Any = {"settings": evaluation.benchmark.settings, "batching": evaluation.batches(name, total)}
     add_metrics(evaluation, answer_tofu(evaluation.model, evaluation.tokenizer, tofu, **options))
 
 

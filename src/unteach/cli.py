@@ -146,8 +146,6 @@ def _run(name: str, arguments: list[str]) -> None:
         return
     try:
         result = sys.modules[kind.__module__].run(options)
-    except InputError:
-        raise
     except ValueError as error:  # commands name wrong input by ValueErrors, one line per problem
         raise InputError(str(error).splitlines()) from error
     if options.json:
@@ -177,26 +175,27 @@ def take_flags(arguments: Sequence[str], flags: Sequence[str]) -> tuple[dict[str
 def _forget(config: ForgetConfig, others: dict[str, str]) -> None:
     if not config.out and "--dry-run" not in others:
         raise InputError("out is missing: name the run folder to create, --out run/")
+    from unteach.evaluation import verdict
+    from unteach.job import run_forget
     from unteach.models.distributed import join
     from unteach.planning.plan import plan
 
     if config.resolved_device().type == "cuda":
         join()  # every rank looks at its own device
-    planned = plan(config)
     if "--dry-run" in others:
         if _speaks():
-            _show(planned.to_dict(), others, planned.lines())
+            _plan(config, others)
         return
-    if planned.problems():
-        raise InputError(planned.problems())
-    from unteach.evaluation import verdict
-    from unteach.job import run_forget
-
+    if problems := plan(config).problems():
+        raise InputError(problems)
     result = run_forget(config, resume="--resume" in others)
     if not _speaks():
         return
-    run = Path(config.out)
-    report = _written_report(run)
+    run, report = Path(config.out), None
+    if all(importlib.util.find_spec(needed) for needed in ("matplotlib", "jinja2")):
+        from unteach.report import write_report
+
+        report = write_report([run], run / "report.html")
     lines = [
         *_before_and_after(result.before, result.after),
         f"{'' if result.forgotten else 'NOT forgotten: '}{result.stop['reason']} (step {result.steps})",
@@ -208,24 +207,14 @@ def _forget(config: ForgetConfig, others: dict[str, str]) -> None:
     _show(result.to_dict() | {"report": report and str(report)}, others, lines)
 
 
-def _written_report(run: Path) -> Path | None:
-    """The page of a run, where what draws it is installed."""
-    if any(importlib.util.find_spec(needed) is None for needed in ("matplotlib", "jinja2")):
-        return None
-    from unteach.report import write_report
-
-    return write_report([run], run / "report.html")
-
-
 def _before_and_after(before: Mapping[str, float], after: Mapping[str, float]) -> list[str]:
     """The scores that a person wants to see, a line each: those that the report explains."""
     from unteach.evaluation.metrics import METRICS
 
-    shown = [name for name in METRICS if name in before and name in after]
-    width = max(map(len, (METRICS[name].title for name in shown)), default=0)
+    shown = {name: info for name, info in METRICS.items() if name in before and name in after}
+    width = max((len(info.title) for info in shown.values()), default=0)
     lines = []
-    for name in shown:
-        info = METRICS[name]
+    for name, info in shown.items():
         values = f"{before[name]:.{info.decimals}f} -> {after[name]:.{info.decimals}f}"
         lines.append(f"  {info.title:{width}}  {values:16}  {name} {info.arrow}".rstrip())
     return lines

@@ -23,6 +23,15 @@ from unteach.settings import nearest_name
 __all__ = ["ForgetConfig", "Method", "Precision", "Stop", "resolved_device"]
 
 PassPrecision = Literal["auto", "fp32", "tf32", "fp16", "bf16"]
+_RANGES: dict[str, Callable[[float], bool]] = {
+    "positive": lambda x: x > 0,
+    "positive and finite": lambda x: 0 < x < math.inf,
+    "zero or positive": lambda x: 0 <= x < math.inf,
+    "above 0 and at most 1": lambda x: 0 < x <= 1,
+    "at least 0 and below 1": lambda x: 0 <= x < 1,
+    "at least 1": lambda x: x >= 1,
+    "at least 2": lambda x: x >= 2,
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,18 +101,12 @@ class Method:
         if self.optimizer in OPTIMIZERS:
             unknown = OPTIMIZERS[self.optimizer].unknown(self.optimizer, self.optimizer_options)
             wrong += [f"{where}optimizer_options: {problem}" for problem in unknown]
-        ranges: list[tuple[str, Callable[[float], bool], tuple[str, ...]]] = [
-            ("positive", lambda x: 0 < x < math.inf, ("alpha", "lr", "clip")),
-            ("zero or positive", lambda x: 0 <= x < math.inf, (
-                "anchor", "alpha_growth", "hold_budget", "teacher_rate", "damping", "weight_decay", "warmup",
-            )),
-            ("at least 0", lambda x: x >= 0, ("loops_every",)),
-            ("above 0 and at most 1", lambda x: 0 < x <= 1, ("token_share",)),
-            ("at least 0 and below 1", lambda x: 0 <= x < 1, ("momentum",)),
-            ("at least 1", lambda x: x >= 1, ("steps",)),
-        ]  # fmt: skip
-        for must, holds, names in ranges:
-            wrong += _outside(self, where, must, holds, *names)
+        wrong += _outside(self, where, "positive and finite", "alpha", "lr", "clip")
+        not_negative = ("anchor", "alpha_growth", "hold_budget", "teacher_rate", "damping", "weight_decay", "warmup")
+        wrong += _outside(self, where, "zero or positive", *not_negative, "loops_every")
+        wrong += _outside(self, where, "above 0 and at most 1", "token_share")
+        wrong += _outside(self, where, "at least 0 and below 1", "momentum")
+        wrong += _outside(self, where, "at least 1", "steps")
         if not all(0 <= beta < 1 for beta in self.betas):
             wrong.append(f"{where}betas are {list(self.betas)}: both must be at least 0 and below 1")
         if self.lr is not None and self.teacher_rate is not None and self.lr * self.teacher_rate > 1:
@@ -252,18 +255,15 @@ class ForgetConfig:
             wrong += phase.problems(f"phases[{number}].")
             if phase.steps is None:
                 wrong.append(f"phases[{number}].steps is missing: every phase but the last needs a length")
-        wrong += _outside(
-            self, "", "at least 1", lambda x: x >= 1, "batch", "general_batch", "keep_batch", "micro_batch",
-            "max_steps", "evaluate_every", "expected_steps", "probes", "checkpoint_every", "keep_checkpoints",
-        )  # fmt: skip
-        wrong += _outside(self, "", "at least 2", lambda x: x >= 2, "max_tokens", "general_tokens")
-        wrong += _outside(self, "", "at least 0", lambda x: x >= 0, "seed")
-        wrong += _outside(self.stop, "", "positive", lambda x: x > 0, "utility_floor")
+        counts = ("max_steps", "evaluate_every", "expected_steps", "probes", "checkpoint_every", "keep_checkpoints")
+        wrong += _outside(self, "", "at least 1", "batch", "general_batch", "keep_batch", "micro_batch", *counts)
+        wrong += _outside(self, "", "at least 2", "max_tokens", "general_tokens")
+        wrong += _outside(self, "", "zero or positive", "seed")
+        wrong += _outside(self.stop, "", "positive", "utility_floor")
         for method in (*self.phases, self.method):
             if method.loss in LOSSES and LOSSES[method.loss].base == "given" and not self.base:
-                wrong.append(
-                    f"loss {method.loss} needs base: a model with the same tokenizer that never saw the documents"
-                )
+                never = "a model with the same tokenizer that never saw the documents"
+                wrong.append(f"loss {method.loss} needs base: {never}")
         if self.method.steps is not None:
             wrong.append(f"steps is {self.method.steps}: the last phase runs until a stop rule, set max_steps")
         before = sum(phase.steps or 0 for phase in self.phases)
@@ -303,11 +303,11 @@ def resolved_device(name: str) -> torch.device:
     return device
 
 
-def _outside(settings: Any, where: str, must: str, holds: Callable[[float], bool], *names: str) -> list[str]:
-    """A line for each of these settings that is given and not as it must be."""
+def _outside(settings: Any, where: str, must: str, *names: str) -> list[str]:
+    """A line for each of these settings that is given and not as it must be, see ``_RANGES``."""
     given = {name: getattr(settings, name) for name in names}
     return [
         f"{where}{name} is {value}: it must be {must}"
         for name, value in given.items()
-        if value is not None and not holds(value)
+        if value is not None and not _RANGES[must](value)
     ]

@@ -146,10 +146,7 @@ def _convert(hint: Any, value: Any, where: str, problems: list[str]) -> Any:
     return value
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Flag:
-    name: str
-    """As written, without the dashes."""
+class _Flag(typing.NamedTuple):
     path: tuple[str, ...]
     """The fields that lead to the value."""
     hint: Any
@@ -164,7 +161,7 @@ def parse(kind: type, arguments: Sequence[str], *, flatten: Sequence[str] = (), 
     ``flatten`` names it; the first field takes arguments without a flag. The flags override ``start``, values that are
     nested as in YAML. An ``InputError`` names all that is wrong, unknown flags with the nearest name.
     """
-    flags = {flag.name: flag for flag in _flags(kind, flatten)}
+    flags = _flags(kind, flatten)
     aliases = getattr(kind, "ALIASES", {})
     content = dict(start or {})
     problems: list[str] = []
@@ -210,9 +207,9 @@ def parse(kind: type, arguments: Sequence[str], *, flatten: Sequence[str] = (), 
 def help_text(kind: type, flatten: Sequence[str] = (), others: Mapping[str, tuple[str, str]] | None = None) -> str:
     """The flags of a dataclass with their help, and others: what these take, and what they do."""
     shown = {}
-    for flag in _flags(kind, flatten):
+    for name, flag in _flags(kind, flatten).items():
         default = "" if flag.default in (None, (), "", MISSING) else f" [{flag.default}]"
-        shown[f"--{flag.name}"] = ("" if flag.hint is bool else _placeholder(flag.hint)) + default, flag.help
+        shown[f"--{name}"] = ("" if flag.hint is bool else _placeholder(flag.hint)) + default, flag.help
     lines = []
     for name, (value, says) in (shown | dict(others or {})).items():
         lines.append(f"  {name} {value.strip()}".rstrip())
@@ -220,17 +217,17 @@ def help_text(kind: type, flatten: Sequence[str] = (), others: Mapping[str, tupl
     return "\n".join(lines)
 
 
-def _flags(kind: type, flatten: Sequence[str], path: tuple[str, ...] = (), prefix: str = "") -> list[_Flag]:
+def _flags(kind: type, flatten: Sequence[str], path: tuple[str, ...] = (), prefix: str = "") -> dict[str, _Flag]:
     hints, docs = typing.get_type_hints(kind), _field_docs(kind)
-    flags: list[_Flag] = []
+    flags: dict[str, _Flag] = {}
     for field in dataclasses.fields(kind):
         hint, here = hints[field.name], (*path, field.name)
         if dataclasses.is_dataclass(hint):
             inner = prefix if field.name in flatten else f"{prefix}{field.name}."
-            flags += _flags(typing.cast(type, hint), flatten, here, inner)
+            flags |= _flags(typing.cast(type, hint), flatten, here, inner)
         elif not (typing.get_origin(hint) is tuple and dataclasses.is_dataclass(typing.get_args(hint)[0])):
             name = f"{prefix}{field.name}".replace("_", "-")
-            flags.append(_Flag(name, here, hint, field.default, docs.get(field.name, "")))
+            flags[name] = _Flag(here, hint, field.default, docs.get(field.name, ""))
     return flags
 
 

@@ -32,7 +32,7 @@ def test_a_metric_is_one_entry_and_one_function(model, tokenizer, monkeypatch):
     without = evaluate(model, tokenizer, Benchmark(name="x"), measurements=["shortness"])
     assert without.notes == ("shortness is not measured: the benchmark has no texts",)
     assert columns()[-1] == "shortness"
-    card = model_card(base_model="m", method={}, settings={}, data={}, scores={"before": dict(scores)})
+    card = model_card(base_model="m", settings={}, data={}, scores={"before": dict(scores)})
     assert "short texts ↑" in card
 
 

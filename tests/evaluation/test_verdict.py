@@ -127,8 +127,8 @@ def test_sentences_name_what_is_open_and_count_several_methods():
 
 def test_a_card_says_the_same_and_that_a_run_failed():
     found = answers({"knowmem_f": 60.0})
-    given = {"base_model": "m", "method": {"optimizer": "adamw", "loss": "match", "divergence": "kl"}, "settings": {}}
-    given |= {"data": {"forget": {"documents": 3}}, "verdict": found}
+    method = {"optimizer": "adamw", "loss": "match", "divergence": "kl"}
+    given = {"base_model": "m", "settings": {"method": method}, "data": {"forget": {"documents": 3}}, "verdict": found}
     scores = {"before": BEFORE, "after": AFTER}
     card = model_card(**given, scores=scores, forgotten=False)
     assert "# m with 3 documents unlearned: not enough, the run ended without meeting its rule\n" in card

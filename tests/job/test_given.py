@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 import re
@@ -14,6 +13,8 @@ from tiny_models import SENTENCES, save_tiny, small_tokenizer, tiny_model
 from unteach.cli import main
 from unteach.config import ForgetConfig, Method
 from unteach.data import pad
+from unteach.errors import InputError
+from unteach.job import forget
 from unteach.method.losses import LOSSES
 from unteach.settings import from_yaml
 
@@ -68,7 +69,17 @@ def test_a_config_chooses_from_its_own_fields_and_phases_are_not_deep():
     assert (config.method.optimizer, config.method.loss) == ("adamw", "match")
     assert (config.phases[0].optimizer, config.phases[0].loss) == ("mean_teacher", "nlul")
     assert config.chosen() == config
-    assert ForgetConfig(model="m", base="b").chosen().method == dataclasses.replace(Method()).chosen()
+    assert ForgetConfig(model="m", base="b").chosen().method == Method().chosen()
+
+
+def test_models_and_texts_in_memory_choose_as_named_ones_do(monkeypatch):
+    monkeypatch.setattr("unteach.job.run.ForgetJob.run", lambda job: job.config)
+    given = {"model": tiny_model("llama"), "tokenizer": small_tokenizer(), "documents": ["a"], "general_text": ["b"]}
+    config = forget(**given, keep=["c"], base=tiny_model("llama"))
+    assert (config.method.optimizer, config.method.loss, config.keep, config.base) == ("adamw", "match", "keep", "base")
+    assert forget(**given, config=ForgetConfig(model="m", keep="k", base="b")).method == Method().chosen()
+    with pytest.raises(InputError, match="loss it needs base"):
+        forget(**given, config=ForgetConfig(model="m", base="b", method=Method(loss="it")))
 
 
 # ---- through the command -------------------------------------------------------------------------
@@ -156,16 +167,13 @@ def recites(folder):
 
 
 def test_a_base_model_that_saw_the_documents_is_named_and_the_run_goes_on(given, tmp_path, capsys):
-    base = recites(tmp_path / "recites")
-    for name, flags in (("deep", ["--keep", given / "keep.jsonl"]), ("alone", ["--loss", "it"])):
-        assert run(given, tmp_path / name, "--base", base, *flags) in (0, 3)
-        error = capsys.readouterr().err
-        warnings = [line for line in error.splitlines() if line.startswith("warning: the base model recites")]
-        assert len(warnings) == 1
-        assert "it seems to have seen them, and what it knows of them will stay" in warnings[0]
-        assert (tmp_path / name / "model" / "model.safetensors").exists()
-        held = "general text and keep documents; give --holdout" if name == "deep" else "general text; give --keep"
-        assert f"held on {held}" in error
+    flags = ("--base", recites(tmp_path / "recites"), "--keep", given / "keep.jsonl")
+    assert run(given, tmp_path / "run", *flags) in (0, 3)
+    error = capsys.readouterr().err
+    (warning,) = (line for line in error.splitlines() if line.startswith("warning: the base model recites"))
+    assert "it seems to have seen them, and what it knows of them will stay" in warning
+    assert (tmp_path / "run" / "model" / "model.safetensors").exists()
+    assert "adamw with match, held on general text and keep documents; give --holdout" in error
 
 
 def test_defaults_of_one_method_do_not_leak_into_another(given, tmp_path):

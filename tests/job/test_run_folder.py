@@ -14,7 +14,7 @@ from unteach.errors import InputError
 from unteach.evaluation.formulas import Metric
 from unteach.evaluation.scores import Scores
 from unteach.job import run_forget
-from unteach.job.run_folder import TRACKERS, SharedScores, StepLog
+from unteach.job.run_folder import TRACKERS, SharedScores, step_log
 
 ROW = {"step": 1, "nll_forget": 1.0, "divergence": 0.0, "grad_norm": 1.0, "clip_factor": 1.0, "tokens_per_second": 9.0}
 
@@ -59,8 +59,8 @@ def test_scores_are_kept_as_they_were(tmp_path: Path) -> None:
 
 
 def log(folder: Path, track: str) -> None:
-    with StepLog(folder, ForgetConfig(model="m", track=track)) as steps:
-        steps.add(ROW)
+    with step_log(folder / "metrics.jsonl", ForgetConfig(model="m", track=track)) as add:
+        add(ROW)
 
 
 def test_a_tracker_that_is_registered_gets_every_row_and_the_end(tmp_path, monkeypatch):

@@ -432,17 +432,7 @@ def test_a_source_without_tokenizer_files_gets_the_given_tokenizer(tmp_path: Pat
 def card(**changes: Any) -> str:
     values: dict[str, Any] = {
         "base_model": "owner/news-7b",
-        "method": {
-            "optimizer": "adamw",
-            "loss": "mine",
-            "steps": 1200,
-            "stop": "a|b\nc",
-            "tied": True,
-            "alpha": 0.05,
-            "losses": ["ll", "it"],
-            "x": {"y": None},
-        },
-        "settings": {"seed": 1234, "method": {"damping": 5.0, "clip": None}, "phases": [{"steps": 3}]},
+        "settings": {"method": {"optimizer": "adamw", "loss": "mine", "clip": None}, "phases": [{"steps": 3}]},
         "data": {"forget": {"documents": 20, "tokens": 12345}},
         "scores": {"before": {"verbmem_f": 56.14, "mine": 0.5}, "after": {"verbmem_f": 12.0, "nll_general": 2.5}},
     }  # fmt: skip
@@ -464,13 +454,10 @@ def test_card_shows_scores_data_settings_and_limits() -> None:
     assert "| `verbmem_f` | recital of forget documents ↓ | 56.1 | 12.0 |" in rows
     assert "| `nll_general` | loss on general text ↓ | – | 2.500 |" in rows
     assert "| `mine` | | 0.500 | – |" in rows
-    assert "| stop | a\\|b c |" in rows
-    assert "| steps | 1,200 |" in rows
-    assert "| tied | yes |\n| alpha | 0.05 |\n| losses | ll, it |\n| x.y | – |" in rows
     assert "| forget | 20 documents, 12,345 tokens |" in rows
     settings = re.search(r"```yaml\n(.*?)```", body, re.DOTALL)
     assert settings is not None
-    assert yaml.safe_load(settings[1])["method"] == {"damping": 5.0, "clip": None}
+    assert yaml.safe_load(settings[1])["method"] == {"optimizer": "adamw", "loss": "mine", "clip": None}
     limits = body.split("## Limits")[1].split("##")[0]
     assert "Not measured here: `knowmem_f`" in limits
     assert "No model trained without the documents was there" in limits

@@ -37,7 +37,6 @@ _LIMITS = (
 def model_card(
     *,
     base_model: str,
-    method: Mapping[str, Any],
     settings: Mapping[str, Any],
     data: Mapping[str, Mapping[str, int]],
     scores: Columns,
@@ -49,14 +48,14 @@ def model_card(
 
     Args:
         base_model: What was unlearned: a hub id, a folder or `micro:NAME`.
-        method: What was done: optimizer, loss, divergence, and anything else worth a line.
-        settings: All settings of the run, as they would stand in a YAML file.
+        settings: All settings of the run, as they would stand in a YAML file, the ``method`` among them.
         data: Counts of each source (`forget`, `general`, ...).
         scores: Per column (`before`, `after`, perhaps `reference`) the metrics by name; None where not measured.
         verdict: What the scores say, see ``evaluation.verdict``.
         forgotten: Whether the run met its stop rule; a card of one that did not says so in its title.
         notes: What a user must know about this run besides, for instance how the weights were rounded.
     """
+    method = settings.get("method", {})
     parts = [str(method[part]) for part in ("optimizer", "loss", "divergence") if method.get(part)]
     named = in_words(parts) or ", ".join(parts)
     front = "---\nlibrary_name: transformers\npipeline_tag: text-generation\n"
@@ -65,10 +64,10 @@ def model_card(
     name = re.split(r"[/\\:]", base_model.rstrip("/\\"))[-1] or base_model
     count = data.get("forget", {}).get("documents")
     documents = "chosen documents" if count is None else "1 document" if count == 1 else f"{count:,} documents"
-    counts = {
-        source: ", ".join(f"{_shown(n)} {what.replace('_', ' ')}" for what, n in c.items())
-        for source, c in data.items()
-    }
+    sources = [
+        (source, ", ".join(f"{count:,} {what.replace('_', ' ')}" for what, count in counts.items()))
+        for source, counts in data.items()
+    ]
     sections = [
         front + "tags: [machine-unlearning, unteach]\n---",
         f"# {name} with {documents} unlearned"
@@ -83,8 +82,7 @@ def model_card(
         sections.append("## Verdict\n\n" + "\n".join(answers))
     sections += [
         "## Scores\n\n" + _score_table(scores),
-        "## Method\n\n" + _table(("what", "value"), [(name, _shown(value)) for name, value in _flat(method)]),
-        "## Data\n\n" + _table(("source", "counts"), list(counts.items())),
+        "## Data\n\n" + (markdown_table(("source", "counts"), sources) if sources else "–"),
         "## Limits\n\n" + "\n".join(f"- {line}" for line in [*_unmeasured(scores), *notes, *_LIMITS]),
         "## Settings\n\n```yaml\n" + yaml.safe_dump(dict(settings), sort_keys=False, allow_unicode=True) + "```",
     ]
@@ -103,7 +101,7 @@ def _score_table(scores: Columns) -> str:
     if not rows:
         return "Nothing was measured."
     legend = [f"- `{name}`: {METRICS[name].explanation}" for name in names if name in METRICS]
-    return _table(("metric", "meaning", *scores), rows) + ("\n\n" + "\n".join(legend) if legend else "")
+    return markdown_table(("metric", "meaning", *scores), rows) + ("\n\n" + "\n".join(legend) if legend else "")
 
 
 def _unmeasured(scores: Columns) -> list[str]:
@@ -119,26 +117,3 @@ def _unmeasured(scores: Columns) -> list[str]:
             " known, and `privleak` needs one."
         )
     return said
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    rows: list[tuple[str, Any]] = []
-    for name, value in values.items():
-        rows += _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else [(f"{prefix}{name}", value)]
-    return rows
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int | float):
-        return f"{value:,}" if isinstance(value, int) else f"{value:.6g}"
-    if isinstance(value, list | tuple):
-        return ", ".join(_shown(entry) for entry in value) or "–"
-    return "–" if value is None else str(value)
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table; bars and line breaks inside a cell are made harmless."""
-    plain = [[" ".join(cell.split()).replace("|", "\\|") for cell in row] for row in rows]
-    return markdown_table(header, plain) if rows else "–"

@@ -72,13 +72,8 @@ def run_probes(
 ) -> Probes:
     """Benchmarks for the stop rule and for the final report, on different passages.
 
-    Args:
-        inputs: The documents, and holdout documents where there are any.
-        heldout: General text that is not trained on.
-        watched: Keep documents that are not trained on.
-        config: How many passages, and the questions.
-        max_tokens: How long documents were cut.
-        parity: Whether the stop rule looks at membership and knowledge, too.
+    ``heldout`` (general text) and ``watched`` (keep documents) are not trained on; documents were cut after
+    ``max_tokens``; with ``parity`` the stop rule looks at membership and knowledge, too.
     """
     tokenizer, documents, detectable = inputs.tokenizer, inputs.documents, inputs.holdout is not None
     if config.model.startswith("micro:") and config.documents == "micro:forget" and not config.questions:

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +21,12 @@ from unteach.data import EMBEDDED_GENERAL, Documents, ForgetBatches, GeneralText
 from unteach.errors import InputError
 from unteach.evaluation import evaluate
 from unteach.evaluation.scores import Scores
-from unteach.evaluation.verdict import judge, stop_scores
+from unteach.evaluation.verdict import Finding, judge, stop_scores
 from unteach.job.card import model_card
 from unteach.job.inputs import Inputs, as_documents, choice, prepared, read_inputs, without_overlap
 from unteach.job.probes import CHEAP, STOP, run_probes, saw_the_documents, stop_rule
-from unteach.job.run_folder import (
-    STOP_SCORES,
-    ForgetResult,
-    MeasuredOnce,
-    RunFolder,
-    SharedScores,
-    StepLog,
-    check_tracker,
-)
-from unteach.method.losses import LOSSES
+from unteach.job.run_folder import STOP_SCORES, MeasuredOnce, RunFolder, SharedScores, check_tracker, rewind, step_log
+from unteach.method.optimizers import OPTIMIZERS
 from unteach.models import context_length
 from unteach.models.distributed import from_first_rank, is_first_rank, join, ranks
 from unteach.models.save import save_result
@@ -56,6 +49,36 @@ WATCHED_KEEP, FEWEST_KEEP = 16, 10
 """At most so many keep documents, one in ten, are set aside for measuring."""
 
 
+@dataclass(frozen=True, slots=True)
+class ForgetResult:
+    """What ``forget`` gives back; the same as ``RUN/result.json``."""
+
+    model: Any
+    out: Path | None
+    steps: int
+    stop: dict[str, Any]
+    before: dict[str, float]
+    after: dict[str, float]
+    counts: dict[str, Any]
+    seconds: float
+    config: ForgetConfig
+    forgotten: bool = False
+    """Whether the stop rule was met."""
+    verdict: tuple[Finding, ...] = ()
+    """Four questions and their answers; see ``evaluation.verdict``."""
+    base: dict[str, float] = dataclasses.field(default_factory=dict)
+    """Scores of the base model on the stop rule's passages, where there is one."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        skipped = ("model", "config", "out")
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in skipped}
+        method = self.config.method
+        name = f"{OPTIMIZERS[method.optimizer].label}-{method.loss}-{method.divergence}"
+        values["verdict"] = [finding.to_dict() for finding in self.verdict]
+        return {"name": name, "seed": self.config.seed, "out": str(self.out)} | values
+
+
 def run_forget(
     config: ForgetConfig,
     *,
@@ -69,7 +92,6 @@ def run_forget(
     Under ``torchrun`` all ranks work on one run; only the first prints and writes.
 
     Args:
-        config: Settings.
         resume: Go on with the run in ``config.out``, with the settings saved there.
         say: Gets the lines for people; by default they go to stderr.
         shared: ``SharedScores().measured_once``, the same for several runs that start from one model with the same data
@@ -114,7 +136,7 @@ def forget(
     Args:
         model: A Hugging Face causal language model in float32; it is changed.
         tokenizer: Its tokenizer.
-        documents: Texts to forget.
+        documents: What to forget.
         general_text: Texts like what the model should keep; None: the embedded public-domain text.
         config: Settings; None: the defaults. Its ``model`` names where the weights came from. With ``out``, a run
             folder is written, whose saved model is a copy of that source with the changed weights.
@@ -127,11 +149,9 @@ def forget(
         Scores before and after (on passages that the stop rule did not use), how the run ended, and the model.
     """
     config = config or ForgetConfig(model=str(getattr(model, "name_or_path", "") or "model"))
-    config = dataclasses.replace(config, method=config.method.chosen(keep=keep is not None, base=base is not None))
-    config = config.chosen()
-    for method in (*config.phases, config.method):
-        if base is None and LOSSES[method.loss].base == "given":
-            raise InputError(f"base is missing: the loss {method.loss} compares with that model")
+    named_keep = None if keep is None else config.keep or "keep"
+    named_base = None if base is None else config.base or "base"
+    config = dataclasses.replace(config, keep=named_keep, base=named_base).chosen()
     model.eval()  # dropout would set student and teacher apart
     inputs = Inputs(
         model,
@@ -179,7 +199,7 @@ class ForgetJob:
         outcome = self.unlearn(search)
         last = self.final_scores(f"step_{outcome.step:06d}", self.inputs.model, outcome.step)
         base = self.others.get("base", {})
-        reference = {} if self.reference_scores is None else self.reference_scores.metrics
+        reference = self.reference_scores.metrics if self.reference_scores else {}
         result = ForgetResult(
             model=self.inputs.model,
             out=self.out,
@@ -260,19 +280,18 @@ class ForgetJob:
     def measure_start(self) -> Search:
         """Measure what the stop rule compares with, and begin the search for the model that meets it."""
         inputs, config, probes = self.inputs, self.config, self.probes
-        before = self.folder.remember("before", lambda: self.measured(inputs.model, probes.start))
+        before = self.compared("before", inputs.model, probes.start)
         self.say("before: " + _in_a_line(before))
         self.others = others = dict[str, dict[str, float]]()
         self.reference_scores: Scores | None = None
         if inputs.base is not None:
             asked = dataclasses.replace(probes.stop, knowledge_forget=probes.final.knowledge_forget)
-            others["base"] = self.folder.remember("base", lambda: self.measured(inputs.base, asked))
+            others["base"] = self.compared("base", inputs.base, asked)
             warning = saw_the_documents(others["base"], before)
             if warning:
                 self.say(warning)
         if inputs.reference is not None:
-            measure = functools.partial(self.measured, inputs.reference, probes.stop)
-            others["reference"] = self.folder.remember("reference", measure)
+            others["reference"] = self.compared("reference", inputs.reference, probes.stop)
             self.reference_scores = self.final_scores("reference", inputs.reference, None)
         compared = len(probes.stop.membership_forget), len(probes.stop.membership_holdout)
         self.rule = stop_rule(config, before, others, parity=self.parity, texts=compared)
@@ -295,15 +314,24 @@ class ForgetJob:
 
     def final_scores(self, name: str, model: Any, step: int | None) -> Scores:
         """Everything that the report shows, on passages that the stop rule did not use; ``step`` None: a reference."""
-        options = {"reference_scores": self.reference_scores, "measurements": self.measurements}
-        return self.folder.scores(name, lambda: self.evaluate(model, self.probes.final, **options), self.config, step)
+        reference = step is None
+        source = self.config.reference if reference else self.config.model
+        options: dict[str, Any] = {"name": name if reference else "", "model_name": source or "", "step": step}
+        options |= {"reference_scores": self.reference_scores, "measurements": self.measurements}
+        compute = functools.partial(self.evaluate, model, self.probes.final, **options)
+        return self.folder.remember(f"evaluations/{name}.json", compute, shared="" if step else f"final {name}")
+
+    def compared(self, name: str, model: Any, benchmark: Benchmark) -> dict[str, float]:
+        """Scores of a model that the stop rule compares with."""
+        return self.folder.remember(f"checkpoints/{name}.json", lambda: self.measured(model, benchmark), f"stop {name}")
 
     def unlearn(self, search: Search) -> Outcome:
         """Run the loop, with a log, checkpoints and a way to pause."""
         config = self.config
-        begun = from_first_rank(self.resume and (self.folder.path / "metrics.jsonl").exists())  # else before step 1
-        log = StepLog(self.folder.path, config) if is_first_rank() else None
-        with _catching_signals() as paused, log or nullcontext():
+        metrics = self.folder.path / "metrics.jsonl"
+        begun = from_first_rank(self.resume and metrics.exists())  # else it ended before step 1
+        first = is_first_rank()
+        with _catching_signals() as paused, step_log(metrics, config) if first else nullcontext(_ignore) as log:
             outcome = unlearn(
                 self.inputs.model,
                 self.parameters,
@@ -313,15 +341,15 @@ class ForgetJob:
                 evaluate=self.evaluate_stop,
                 checkpoints=Checkpoints(self.folder.path / "checkpoints", config.keep_checkpoints),
                 base=self.inputs.base,
-                log=log.add if log else _ignore,
-                rewind=log.rewind if log else _ignore,
+                log=log,
+                rewind=functools.partial(rewind, metrics) if first else _ignore,
                 paused=paused,
                 resume=begun,
             )
         self.say(f"stopped after {outcome.step} steps: {outcome.reason}")
         if outcome.rule == "max_steps" and config.method.alpha is not None:
-            harder = f"--alpha {3 * config.method.alpha:.2g}"
-            self.say(f"for more, start again with a larger --max-steps, or pull harder: {harder}")
+            harder = 3 * config.method.alpha
+            self.say(f"for more, start again with a larger --max-steps, or pull harder: --alpha {harder:.2g}")
         return outcome
 
     def evaluate_stop(self, step: int) -> Mapping[str, float]:
@@ -345,8 +373,7 @@ class ForgetJob:
             columns["reference"] = dict(self.reference_scores)
         card = model_card(
             base_model=config.model,
-            method=dataclasses.asdict(config.method),
-            settings={name: value for name, value in dataclasses.asdict(config).items() if name != "method"},
+            settings=dataclasses.asdict(config),
             data=self.counts,
             scores=columns,
             verdict=result.verdict,

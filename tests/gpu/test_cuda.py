@@ -1,19 +1,15 @@
 """What only a GPU can show: kernels against plain PyTorch, fp16 and compiled steps against fp32, the exchange."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 
 from recipes.smollm2.difference import add_difference, write_difference
-from steps import one_step
+from steps import mean_teacher, one_step
 from tiny_models import tiny_model
 from unteach import MeanTeacher
-from unteach.config import ForgetConfig, Method, Precision
+from unteach.config import ForgetConfig, Precision
 from unteach.data import ForgetBatches
 from unteach.method import tensors
 from unteach.method.divergences import DIVERGENCES, mean_over_rows
@@ -28,26 +24,17 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
 ]
 SEQUENCES = [list(range(1 + n, 40 + n)) for n in range(4)]
-GENERAL: Any = SimpleNamespace(batch=lambda step, size: [list(range(100 + 7 * n, 140 + 7 * n)) for n in range(size)])
-METHOD = Method(
-    optimizer="mean_teacher",
-    token_share=0.25,
-    loops_every=4,
-    loss="ll",
-    alpha=1.0,
-    lr=0.05,
-    teacher_rate=4.0,
-    damping=0.1,
-)
+GENERAL = SimpleNamespace(batch=lambda step, size: [list(range(100 + 7 * n, 140 + 7 * n)) for n in range(size)])
+METHOD = mean_teacher(loss="ll", alpha=1.0, lr=0.05)
 
 
-def cuda_parameters(seed: int = 0) -> list[torch.nn.Parameter]:
+def cuda_parameters(seed=0):
     draws = torch.Generator("cuda").manual_seed(seed)
     shapes = [(1,), (1000, 33), (1024,), (), (0,), (3, 5, 7)]
     return [torch.nn.Parameter(torch.randn(shape, generator=draws, device="cuda")) for shape in shapes]
 
 
-def test_the_kernels_step_as_plain_pytorch_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kernels_step_as_plain_pytorch_does(monkeypatch):
     mine, plain = cuda_parameters(), cuda_parameters()
     assert tensors.is_fusible(mine)
     optimizers = [MeanTeacher(p, lr=0.05, momentum=0.9, teacher_rate=2.0, damping=0.7) for p in (mine, plain)]
@@ -64,7 +51,7 @@ def test_the_kernels_step_as_plain_pytorch_does(monkeypatch: pytest.MonkeyPatch)
             torch.testing.assert_close(optimizers[0].state[a][name], optimizers[1].state[b][name], rtol=1e-5, atol=1e-6)
 
 
-def test_adamw_steps_in_place_and_as_on_a_cpu() -> None:
+def test_adamw_steps_in_place_and_as_on_a_cpu():
     """A step needs no memory that grows with the weights, and a saved state is read back on the GPU."""
     start = torch.randn(1000, 4000, generator=torch.Generator().manual_seed(0))
     weights = {device: torch.nn.Parameter(start.to(device, copy=True)) for device in ("cpu", "cuda")}
@@ -86,13 +73,13 @@ def test_adamw_steps_in_place_and_as_on_a_cpu() -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_the_teacher_reads_with_its_own_weights(precision: str) -> None:
+def test_the_teacher_reads_with_its_own_weights(precision):
     """No rounded copy of the student's weights is left over, and the student comes back bit for bit."""
     model = tiny_model("llama").cuda()
     parameters = list(trainable_parameters(model, "blocks").values())
     optimizer = MeanTeacher(parameters, lr=0.1, teacher_rate=1.0, clip=None)
 
-    def read() -> torch.Tensor:
+    def read():
         with torch.no_grad(), computing(model, precision):
             return hidden_states(model, SEQUENCES)[0]
 
@@ -110,25 +97,24 @@ def test_the_teacher_reads_with_its_own_weights(precision: str) -> None:
     assert all(torch.equal(p, value) for p, value in zip(parameters, moved, strict=True))
 
 
-def displacement(precision: Any, **settings: Any) -> torch.Tensor:
+def displacement(precision, **settings):
     model = tiny_model("llama").cuda()
     parameters = list(trainable_parameters(model, "blocks").values())
     start = [p.detach().clone() for p in parameters]
     optimizer = MeanTeacher(parameters, lr=0.05, teacher_rate=4.0, damping=0.1)
-    config = ForgetConfig(
-        model="", batch=4, general_batch=4, precision=Precision(forget=precision, divergence=precision), **settings
-    )
+    both = Precision(forget=precision, divergence=precision)
+    config = ForgetConfig(model="", batch=4, general_batch=4, precision=both, **settings)
     for step in range(2):
         row = one_step(model, optimizer, ForgetBatches(SEQUENCES, 0), GENERAL, METHOD, config, step)
         assert row["divergence"] >= 0
     return torch.cat([(p.detach() - s).flatten() for p, s in zip(parameters, start, strict=True)])
 
 
-def error(found: torch.Tensor, exact: torch.Tensor) -> float:
+def error(found, exact):
     return float((found - exact).norm() / exact.norm())
 
 
-def test_steps_in_half_precision_follow_those_in_fp32() -> None:
+def test_steps_in_half_precision_follow_those_in_fp32():
     exact = displacement("fp32")
     assert error(displacement("tf32"), exact) < 0.02
     assert error(displacement("fp16"), exact) < 0.02
@@ -138,13 +124,13 @@ def test_steps_in_half_precision_follow_those_in_fp32() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # the compiler's own
-def test_compiled_steps_follow_those_in_fp32() -> None:
+def test_compiled_steps_follow_those_in_fp32():
     exact = displacement("fp32")
     assert error(displacement("fp16", compile=True), exact) < 0.02
     assert error(displacement("fp16", compile=True, checkpoint_activations=True), exact) < 0.02
 
 
-def test_the_head_in_chunks_is_the_head() -> None:
+def test_the_head_in_chunks_is_the_head():
     draws = torch.Generator("cuda").manual_seed(0)
     hidden, weight = (torch.randn(n, 64, generator=draws, device="cuda") for n in (500, 5000))
     teacher = hidden + 0.05 * torch.randn(500, 64, generator=draws, device="cuda")
@@ -155,13 +141,13 @@ def test_the_head_in_chunks_is_the_head() -> None:
     expected = mean_over_rows(rows, exact @ head.weight.double().T, teacher.double() @ head.weight.double().T)
     expected.backward()
     torch.testing.assert_close(value.double(), expected, rtol=1e-5, atol=0)
-    assert error(found.grad.double(), exact.grad) < 1e-5  # type: ignore[arg-type, union-attr]
+    assert error(found.grad.double(), exact.grad) < 1e-5
 
 
-def test_bf16_is_noisier_than_fp16() -> None:
-    def noise(precision: Any) -> float:
+def test_bf16_is_noisier_than_fp16():
+    def noise(precision):
         model = tiny_model("llama").cuda()
-        parameters: list[torch.Tensor] = list(trainable_parameters(model, "blocks").values())
+        parameters = list(trainable_parameters(model, "blocks").values())
         both = Precision(forget=precision, divergence=precision)
         config = ForgetConfig(model="", batch=4, general_batch=4, precision=both, method=METHOD)
         return rounding_noise(model, parameters, ForgetBatches(SEQUENCES, 0), GENERAL, config)[0]
@@ -170,7 +156,7 @@ def test_bf16_is_noisier_than_fp16() -> None:
     assert 0 < noise("fp16") < noise("bf16")
 
 
-def test_a_difference_between_a_gpu_and_main_memory_is_that_of_main_memory(tmp_path: Path) -> None:
+def test_a_difference_between_a_gpu_and_main_memory_is_that_of_main_memory(tmp_path):
     base = {"a": torch.randn(70, generator=torch.Generator().manual_seed(0))}
     model = {"a": base["a"] + 0.01 * torch.arange(70)}
     write_difference(base, model, tmp_path / "cpu")

@@ -1,7 +1,5 @@
 """The Triton kernels of the mean teacher, carried out by Triton's interpreter on the CPU, against Algorithm 2."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import subprocess
@@ -10,11 +8,9 @@ from pathlib import Path
 
 import pytest
 
-SHAPES = [(1,), (5,), (1024,), (7, 300), (0,), ()]
-
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
-def test_kernels_in_the_interpreter_follow_algorithm_2() -> None:
+def test_kernels_in_the_interpreter_follow_algorithm_2():
     """In a process of its own: Triton reads TRITON_INTERPRET when it is imported."""
     paths = [str(Path(__file__).parents[1]), *sys.path]
     environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(paths)}
@@ -23,7 +19,7 @@ def test_kernels_in_the_interpreter_follow_algorithm_2() -> None:
     assert done.stdout.split() == ["kernels", "checked"]
 
 
-def check() -> None:
+def check():
     """Ten steps of ``MeanTeacher`` through the kernels, and exchanges, against the pseudo-code in float64."""
     import torch
 
@@ -37,7 +33,8 @@ def check() -> None:
     tensors._launch = lambda kernel, *arguments: (calls.append(kernel), launch(kernel, *arguments))
 
     draws = torch.Generator().manual_seed(0)
-    parameters = [torch.nn.Parameter(torch.randn(shape, generator=draws)) for shape in SHAPES]
+    shapes = [(1,), (5,), (1024,), (7, 300), (0,), ()]
+    parameters = [torch.nn.Parameter(torch.randn(shape, generator=draws)) for shape in shapes]
     settings = {"lr": 0.05, "momentum": 0.9, "teacher_rate": 2.0, "damping": 0.7, "clip": 30.0}
     optimizer = MeanTeacher(parameters, **settings)
     reference = ReferenceMeanTeacher([p.detach().double() for p in parameters], **settings)

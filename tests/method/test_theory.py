@@ -17,14 +17,6 @@ FLOAT = torch.float64
 MODEL_NAMES = list(theorem.MODELS)
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(scope="module", params=MODEL_NAMES)
 def memorised(request):
     return theorem.memorised_problem(request.param, seed=0, ridge=0.01)

@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 import random
+import shutil
 import signal
 import sys
 import time
@@ -57,9 +58,10 @@ def in_child(folder, out, resume):
     return child
 
 
-def finished(child):
-    process, status = os.waitpid(child, os.WNOHANG)
-    return process != 0 and os.waitstatus_to_exitcode(status)
+def exit_code(child, wait=True):
+    """Of a child process; None where it still runs."""
+    process, status = os.waitpid(child, 0 if wait else os.WNOHANG)
+    return os.waitstatus_to_exitcode(status) if process else None
 
 
 def last_step(run):
@@ -82,34 +84,28 @@ def main():
     for name, texts in (("documents", FORGET), ("general", GENERAL * 2)):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
 
-    child = in_child(folder, "whole", resume=False)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, (folder / "whole.log").read_text()
+    assert exit_code(in_child(folder, "whole", resume=False)) == 0, (folder / "whole.log").read_text()
     draws = random.Random(options.seed)
     moments = sorted(draws.sample(range(1, 29), options.kills))  # steps after which the kills come, a little later
-    kills, resume = 0, False
-    while True:
+    run, kills, resume, code = folder / "killed", 0, False, None
+    while code is None:
         child = in_child(folder, "killed", resume)
         if kills < options.kills:
-            code = False
-            while code is False and last_step(folder / "killed") < moments[kills]:
+            while last_step(run) < moments[kills] and code is None:
                 time.sleep(0.002)
-                code = finished(child)
+                code = exit_code(child, wait=False)
             time.sleep(draws.uniform(0, 0.1))
-            if code is False:
-                code = finished(child)
-            if code is False:
+            code = exit_code(child, wait=False) if code is None else code
+            if code is None:
                 os.kill(child, signal.SIGKILL)
                 os.waitpid(child, 0)
                 kills += 1
         else:
-            code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        resume = (folder / "killed" / "config.yaml").exists() and any((folder / "killed" / "checkpoints").glob("*.pt"))
-        if not resume and (folder / "killed").exists():
-            for path in sorted((folder / "killed").rglob("*"), reverse=True):
-                path.rmdir() if path.is_dir() else path.unlink()
-        if code is not False and code == 0:
-            break
-        assert code is False, (folder / "killed.log").read_text()
+            code = exit_code(child)
+        resume = (run / "config.yaml").exists() and any((run / "checkpoints").glob("*.pt"))
+        if not resume:
+            shutil.rmtree(run, ignore_errors=True)
+    assert code == 0, (folder / "killed.log").read_text()
     weights = [(folder / out / "model" / "model.safetensors").read_bytes() for out in ("whole", "killed")]
     rows = [(folder / out / "metrics.jsonl").read_text().splitlines() for out in ("whole", "killed")]
     losses = [[json.loads(row)["forget_loss"] for row in side] for side in rows]

@@ -9,6 +9,7 @@ from tiny_models import SENTENCES, save_tiny
 from unteach.cli import main
 from unteach.method.losses import LOSSES, register, token_log_odds
 from unteach.method.optimizers import OPTIMIZERS, OptimizerKind
+from unteach.method.tensors import other_weights
 
 CALLS = []
 
@@ -113,8 +114,6 @@ class SignDescent(torch.optim.SGD):
         self.shrink, self.start = shrink, None
 
     def teacher_weights(self):
-        from unteach.method.tensors import other_weights
-
         parameters = self.param_groups[0]["params"]
         self.start = self.start or [p.detach().clone() for p in parameters]
         return other_weights(parameters, self.start)
@@ -127,8 +126,7 @@ class SignDescent(torch.optim.SGD):
 
 
 def test_a_registered_optimizer_runs_from_the_command_line(inputs, tmp_path, monkeypatch, capsys):
-    kind = OptimizerKind(build=SignDescent, settings=("lr",), label="sign")
-    monkeypatch.setitem(OPTIMIZERS, "scratch", kind)
+    monkeypatch.setitem(OPTIMIZERS, "scratch", OptimizerKind(SignDescent, "sign", ("lr",)))
     CALLS.clear()
     flags = ["--optimizer", "scratch", "--optimizer-options", "shrink=0.25"]
     assert run(inputs, tmp_path / "run", *flags) == 0, capsys.readouterr().err

@@ -1,8 +1,4 @@
-"""The one finetuning loop: plain gradient descent on whatever the caller adds to the gradient.
-
-It teaches models texts, where `training.loop` makes them forget. The recovery experiment uses it, and the recipes that
-made the embedded models and the SmolLM2 benchmark.
-"""
+"""The one finetuning loop, to teach models texts: gradient descent on whatever the caller adds to the gradient."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import struct
 from pathlib import Path
 from typing import Any
@@ -12,32 +11,27 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, BertConfig, BertModel, BloomConfig
-from transformers.utils import logging
 
 from tiny_models import CONFIGS, save_tiny, small_tokenizer, tiny_model
 from unteach.errors import InputError
 from unteach.job.card import model_card
 from unteach.method.vocab_head import Head, token_log_odds
 from unteach.models import (
-    backbone_and_head,
     context_length,
     decoder_layers,
-    find_folder,
     load_model,
     load_tokenizer,
     read_context_length,
     rounding_loss,
     save_model,
-    stored_tensors,
     trainable_parameters,
 )
+from unteach.models.load import backbone_and_head, stored_tensors
 
 IDS = torch.tensor([[0, 17, 200, 33, 150, 9, 270, 71]])
-
-
-@pytest.fixture(autouse=True)
-def no_progress_bars() -> None:
-    logging.disable_progress_bar()
+UP = "model.layers.0.mlp.up_proj.weight"
+KEPT = re.compile(r"norm|ln_|embed|wte|wpe|lm_head")
+"""What is frozen where blocks are trained."""
 
 
 def raw_tensors(folder: Path) -> dict[str, tuple[str, bytes]]:
@@ -46,17 +40,26 @@ def raw_tensors(folder: Path) -> dict[str, tuple[str, bytes]]:
     for file in folder.glob("model*.safetensors"):
         content = file.read_bytes()
         (length,) = struct.unpack("<Q", content[:8])
-        header = json.loads(content[8 : 8 + length])
-        for name, entry in header.items():
-            if name != "__metadata__":
-                start, end = entry["data_offsets"]
-                found[name] = (entry["dtype"], content[8 + length + start : 8 + length + end])
+        header, data = json.loads(content[8 : 8 + length]), content[8 + length :]
+        header.pop("__metadata__", None)
+        found |= {name: (entry["dtype"], data[slice(*entry["data_offsets"])]) for name, entry in header.items()}
     return found
 
 
 def logits(model: Any) -> torch.Tensor:
     with torch.no_grad():
         return model(IDS).logits
+
+
+def moved(
+    folder: Path, name: str = "llama", dtype=torch.float32, shards=False, trainable="blocks", size=0.05
+) -> tuple[Path, Any, Any, dict[str, torch.nn.Parameter]]:
+    """A saved model, the same loaded with its tokenizer, and its trainable parameters, moved at random."""
+    source = save_tiny(folder / "source", name, dtype, shards)
+    model, tokenizer = load_model(str(source))
+    chosen = trainable_parameters(model, trainable)
+    move(chosen, size)
+    return source, model, tokenizer, chosen
 
 
 def move(parameters: dict[str, torch.nn.Parameter], size: float = 0.05) -> None:
@@ -109,10 +112,9 @@ def test_any_causal_model_loads_and_has_its_parts(name: str, tmp_path: Path) -> 
 def test_blocks_are_trained_without_norms_embeddings_and_head(name: str) -> None:
     model = tiny_model(name)
     chosen = trainable_parameters(model, "blocks")
-    frozen = {key for key, parameter in model.named_parameters() if not parameter.requires_grad}
     assert {key for key, parameter in model.named_parameters() if parameter.requires_grad} == set(chosen)
-    assert all(re.search(r"\.(layers|h)\.[012]\.", key) and not re.search(r"norm|ln_", key) for key in chosen)
-    assert all(re.search(r"norm|ln_|embed|wte|wpe|lm_head", key) for key in frozen)
+    assert all(re.search(r"\.(layers|h)\.[012]\.", key) for key in chosen)
+    assert all((KEPT.search(key) is None) == (key in chosen) for key, _ in model.named_parameters())
     assert any(key.endswith("bias") for key in chosen) == (name in ("qwen2_bias", "gpt2", "gpt_neox"))
     everything = trainable_parameters(model, "all")
     assert list(everything) == [key for key, _ in model.named_parameters()]
@@ -165,9 +167,7 @@ def test_pickled_weights_are_refused_with_a_command_that_converts_them(tmp_path:
     torch.save(tiny_model("llama").state_dict(), tmp_path / "pytorch_model.bin")
     (problem,) = problems_of(tmp_path)
     assert "its weights are pickled (pytorch_model.bin), which can run code and is not read" in problem
-    command = re.search(r'python -c "(.*)"', problem)
-    assert command is not None
-    exec(command[1])
+    exec(re.search(r'python -c "(.*)"', problem)[1])  # type: ignore[index]
     assert torch.equal(logits(load_model(str(tmp_path))[0]), logits(tiny_model("llama")))
 
 
@@ -184,24 +184,22 @@ def test_broken_and_missing_shards_are_each_named(tmp_path: Path) -> None:
 
 
 def test_folders_that_are_something_else(tmp_path: Path) -> None:
-    source = save_tiny(tmp_path / "source")
-    config = json.loads((source / "config.json").read_text())
-    for content, problem in (
-        (json.dumps(config | {"quantization_config": {"bits": 4}}), "its weights are quantised"),
-        ("{", "config.json is not readable JSON"),
-        (json.dumps(config | {"model_type": "not_a_model"}), "it cannot be loaded"),
-        (json.dumps(config | {"intermediate_size": 80}), "it cannot be loaded"),
-        (
-            json.dumps(config | {"num_hidden_layers": 4}),
-            "its weights lack 9 tensors of a LlamaForCausalLM, among them model.layers.3.",
-        ),
+    file = save_tiny(tmp_path) / "config.json"
+    config = json.loads(file.read_text())
+    for changes, problem in (
+        ({"quantization_config": {"bits": 4}}, "its weights are quantised"),
+        ({"model_type": "not_a_model"}, "it cannot be loaded"),
+        ({"intermediate_size": 80}, "it cannot be loaded"),
+        ({"num_hidden_layers": 4}, "its weights lack 9 tensors of a LlamaForCausalLM, among them model.layers.3."),
     ):
-        (source / "config.json").write_text(content)
-        assert problem in problems_of(source)[0]
-    (source / "config.json").write_text(json.dumps(config))
-    (source / "model.safetensors").rename(source / "adapter_model.safetensors")
-    (source / "adapter_config.json").write_text("{}")
-    assert "it holds an adapter, not a model" in problems_of(source)[0]
+        file.write_text(json.dumps(config | changes))
+        assert problem in problems_of(tmp_path)[0]
+    file.write_text("{")
+    assert "config.json is not readable JSON" in problems_of(tmp_path)[0]
+    file.write_text(json.dumps(config))
+    (tmp_path / "model.safetensors").rename(tmp_path / "adapter_model.safetensors")
+    (tmp_path / "adapter_config.json").write_text("{}")
+    assert "it holds an adapter, not a model" in problems_of(tmp_path)[0]
 
 
 def test_models_that_are_not_causal_or_change_their_logits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,13 +226,8 @@ def test_tokenizers_that_cannot_be_the_models_own(tmp_path: Path) -> None:
     assert "it has no tokenizer" in problems_of(tmp_path)[0]
     with pytest.raises(InputError, match="reference is .*: it has no tokenizer"):
         load_tokenizer(str(tmp_path), option="reference")
-
-
-def test_a_tokenizer_of_a_much_smaller_model_is_refused(tmp_path: Path) -> None:
-    model = AutoModelForCausalLM.from_config(
-        type(CONFIGS["llama"])(**CONFIGS["llama"].to_dict() | {"vocab_size": 1000, "eos_token_id": 900})
-    )
-    model.save_pretrained(tmp_path)
+    larger = CONFIGS["llama"].to_dict() | {"vocab_size": 1000, "eos_token_id": 900}
+    AutoModelForCausalLM.from_config(type(CONFIGS["llama"])(**larger)).save_pretrained(tmp_path)
     small_tokenizer().save_pretrained(tmp_path)
     (problem,) = problems_of(tmp_path)
     assert "it has 300 tokens for 1000 of the model, and ends texts with id 1 where the model knows [900]" in problem
@@ -257,29 +250,21 @@ CASES = [
 def test_saved_model_differs_in_the_changed_tensors_alone(
     name: str, dtype: torch.dtype, shards: bool, tmp_path: Path
 ) -> None:
-    source, out = save_tiny(tmp_path / "source", name, dtype, shards), tmp_path / "run" / "model"
-    (source / "LICENSE").write_text("mine")
-    (source / "training_args.bin").write_bytes(b"pickle")
-    (source / "README.md").write_text("the old card")
-    model, tokenizer = load_model(str(source))
-    chosen = trainable_parameters(model, "blocks")
-    move(chosen)
+    source, model, tokenizer, chosen = moved(tmp_path, name, dtype, shards)
+    out = tmp_path / "run" / "model"
+    for file in ("LICENSE", "training_args.bin", "README.md"):
+        (source / file).write_text("of the source")
     rounding = save_model(model, tokenizer, str(source), out, changed=chosen, card="the new card")
 
     before, after = raw_tensors(source), raw_tensors(out)
     assert before.keys() == after.keys() != set()
     same = {key for key in before if before[key] == after[key]}
     assert all(before[key][0] == after[key][0] for key in before)
-    assert all(re.search(r"norm|ln_|embed|wte|wpe|lm_head", key) for key in same)
-    assert not any(re.search(r"norm|ln_|embed|wte|wpe|lm_head", key) for key in before.keys() - same)
+    assert same == {key for key in before if KEPT.search(key)}
     assert rounding.tensors == len(before) - len(same)
-    for file in source.iterdir():
-        if file.name == "README.md":
-            assert (out / file.name).read_text() == "the new card"
-        elif file.name == "training_args.bin":
-            assert not (out / file.name).exists()
-        elif file.suffix != ".safetensors":
-            assert (out / file.name).read_bytes() == file.read_bytes()
+    copied = {file.name: file.read_bytes() for file in source.iterdir() if file.suffix not in (".safetensors", ".bin")}
+    found = {file.name: file.read_bytes() for file in out.iterdir() if file.suffix != ".safetensors"}
+    assert found == copied | {"README.md": b"the new card"}
     assert [entry.name for entry in out.parent.iterdir()] == ["model"]
 
     assert AutoModelForCausalLM.from_pretrained(out).dtype == dtype
@@ -290,10 +275,8 @@ def test_saved_model_differs_in_the_changed_tensors_alone(
 
 @pytest.mark.parametrize("name", ["llama_tied", "gpt2", "llama", "gemma2", "gemma3", "cohere", "cohere2"])
 def test_everything_can_change_tied_or_not(name: str, tmp_path: Path) -> None:
-    source, out = save_tiny(tmp_path / "source", name), tmp_path / "out"
-    model, tokenizer = load_model(str(source))
-    chosen = trainable_parameters(model, "all")
-    move(chosen)
+    source, model, tokenizer, chosen = moved(tmp_path, name, trainable="all")
+    out = tmp_path / "out"
     rounding = save_model(model, tokenizer, str(source), out, changed=chosen, card="")
     assert rounding.tensors == len(chosen) == len(raw_tensors(out))
     assert (rounding.error, rounding.relative, rounding.lost) == (0.0, 0.0, 0.0)
@@ -304,9 +287,8 @@ def test_everything_can_change_tied_or_not(name: str, tmp_path: Path) -> None:
 def test_files_with_other_names_for_the_same_tensors(tmp_path: Path) -> None:
     """Old files without the backbone's prefix, and tied weights that are stored twice, come back as they were."""
     source = save_tiny(tmp_path / "source", "gpt2")
-    weights = {
-        key.removeprefix("transformer."): value for key, value in load_file(source / "model.safetensors").items()
-    }
+    weights = load_file(source / "model.safetensors")
+    weights = {key.removeprefix("transformer."): value for key, value in weights.items()}
     weights["lm_head.weight"] = weights["wte.weight"].clone()
     weights["something.else"] = torch.tensor([-0.0, float("nan")])
     save_file(weights, source / "model.safetensors", {"format": "pt"})
@@ -322,33 +304,24 @@ def test_files_with_other_names_for_the_same_tensors(tmp_path: Path) -> None:
 
 
 def test_shards_without_a_change_are_the_same_files(tmp_path: Path) -> None:
-    source = save_tiny(tmp_path / "source", shards=True)
-    model, tokenizer = load_model(str(source))
-    name = "model.layers.1.mlp.up_proj.weight"
-    move({name: model.get_parameter(name)})
-    save_model(model, tokenizer, str(source), tmp_path / "out", changed=[name], card="")
+    source, model, tokenizer, _ = moved(tmp_path, shards=True)
+    save_model(model, tokenizer, str(source), tmp_path / "out", changed=[UP], card="")
     for file in source.glob("*.safetensors"):
         same = (tmp_path / "out" / file.name).read_bytes() == file.read_bytes()
-        assert same == (file.name != stored_tensors(source)[name].file)
+        assert same == (file.name != stored_tensors(source)[UP].file)
 
 
 def test_float32_keeps_a_small_change_that_bfloat16_loses(tmp_path: Path) -> None:
-    source = save_tiny(tmp_path / "source", "llama", torch.bfloat16, shards=True)
-    model, tokenizer = load_model(str(source))
-    chosen = trainable_parameters(model, "blocks")
-    old = {name: parameter.detach().clone() for name, parameter in chosen.items()}
-    move(chosen, size=1e-6)
-    expected = logits(model)
+    source, model, tokenizer, chosen = moved(tmp_path, "llama", torch.bfloat16, shards=True, size=1e-6)
+    expected, old = logits(model), dict(load_model(str(source))[0].named_parameters())
     lossy = save_model(model, tokenizer, str(source), tmp_path / "lossy", changed=chosen, card="")
     assert lossy == rounding_loss(model, str(source), changed=chosen)
-    displacement = sum(float((chosen[name].detach().double() - old[name].double()).square().sum()) for name in old)
-    assert lossy.displacement == pytest.approx(displacement**0.5, rel=1e-4)
-    assert lossy.lost > 0.95
-    assert lossy.relative > 0.9
+    squares = [(chosen[name].detach() - old[name].detach()).double().square().sum() for name in chosen]
+    assert lossy.displacement == pytest.approx(float(sum(squares)) ** 0.5, rel=1e-4)
+    assert min(lossy.lost / 0.95, lossy.relative / 0.9) > 1
     assert "of the moved weights keep their old value" in lossy.summary()
-    exact = save_model(
-        model, tokenizer, str(source), tmp_path / "exact", changed=chosen, card="", save_dtype=torch.float32
-    )
+    options = {"changed": chosen, "card": "", "save_dtype": torch.float32}
+    exact = save_model(model, tokenizer, str(source), tmp_path / "exact", **options)
     assert (exact.relative, exact.lost) == (0.0, 0.0)
     reloaded = AutoModelForCausalLM.from_pretrained(tmp_path / "exact")
     assert reloaded.dtype == torch.float32
@@ -362,68 +335,59 @@ def test_float32_keeps_a_small_change_that_bfloat16_loses(tmp_path: Path) -> Non
 
 
 def test_rounding_is_measured_against_the_displacement(tmp_path: Path) -> None:
-    source = save_tiny(tmp_path / "source", "llama", torch.bfloat16)
-    model, _ = load_model(str(source))
-    name = "model.layers.0.mlp.up_proj.weight"
-    weight = model.get_parameter(name)
+    source, model, *_ = moved(tmp_path, "llama", torch.bfloat16)
+    weight = model.get_parameter(UP)
     with torch.no_grad():
         weight.fill_(1.0)
         weight[0, 0] += 2.0**-9  # halfway to nothing: the next bfloat16 after 1 is 1 + 2^-7
-    stored = load_file(source / "model.safetensors")[name].float()
-    rounding = rounding_loss(model, str(source), changed=[name])
+    stored = load_file(source / "model.safetensors")[UP].float()
+    rounding = rounding_loss(model, str(source), changed=[UP])
     assert rounding.error == 2.0**-9
     assert rounding.displacement == pytest.approx(float((weight.detach() - stored).norm()), rel=1e-6)
     assert rounding.relative == rounding.error / rounding.displacement
 
 
 def test_values_can_be_given_and_an_older_model_is_replaced(tmp_path: Path) -> None:
-    source, out = save_tiny(tmp_path / "source"), tmp_path / "out"
-    model, tokenizer = load_model(str(source))
-    name = "model.layers.0.mlp.up_proj.weight"
+    source, model, tokenizer, _ = moved(tmp_path)
+    out, partial = tmp_path / "out", tmp_path / ".out.partial"
     save_model(model, tokenizer, str(source), out, changed=[], card="first")
     assert raw_tensors(out) == raw_tensors(source)
     (out / "leftover.txt").write_text("of the older model")
-    (tmp_path / ".out.partial").mkdir()
-    (tmp_path / ".out.partial" / "half.txt").write_text("of a save that was killed")
-    given = torch.full_like(model.get_parameter(name), 0.25)
-    save_model(model, tokenizer, str(source), out, changed={f"_orig_mod.{name}": given}, card="second")
-    assert torch.equal(load_file(out / "model.safetensors")[name], given)
+    partial.mkdir()
+    (partial / "half.txt").write_text("of a save that was killed")
+    given = torch.full_like(model.get_parameter(UP), 0.25)
+    save_model(model, tokenizer, str(source), out, changed={f"_orig_mod.{UP}": given}, card="second")
+    assert torch.equal(load_file(out / "model.safetensors")[UP], given)
     assert (out / "README.md").read_text() == "second"
-    assert not (out / "leftover.txt").exists()
-    assert not (out / "half.txt").exists()
+    assert not {"leftover.txt", "half.txt"} & {entry.name for entry in out.iterdir()}
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["out", "source"]
 
 
 def test_what_must_not_be_saved_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
-    source, out = save_tiny(tmp_path / "source", "llama", torch.float16), tmp_path / "out"
-    model, tokenizer = load_model(str(source))
-    name = "model.layers.0.mlp.up_proj.weight"
-
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "thesis.txt").write_text("x")
-    for changed, where, message in (
-        (["model.layers.0.mlp.up"], out, "which is no parameter of the model"),
-        ({name: torch.ones(2, 2)}, out, r"up_proj.weight has shape \(2, 2\), the source's"),
-        ({name: torch.full((48, 32), float("nan"))}, out, "values that are not finite: this model is broken"),
-        ({name: torch.full((48, 32), 1e6)}, out, "values that are too large for torch.float16"),
-        ([name], source, "the folder of the source model"),
-        ([name], tmp_path / "mine", "holds something else than a model"),
+    source, model, tokenizer, _ = moved(tmp_path, "llama", torch.float16)
+    other, out, mine = save_tiny(tmp_path / "other", "qwen2_bias"), tmp_path / "out", tmp_path / "mine"
+    mine.mkdir()
+    (mine / "thesis.txt").write_text("x")
+    for changed, base, where, message in (
+        (["model.layers.0.mlp.up"], source, out, "which is no parameter of the model"),
+        ({UP: torch.ones(2, 2)}, source, out, r"up_proj.weight has shape \(2, 2\), the source's"),
+        ({UP: torch.full((48, 32), float("nan"))}, source, out, "values that are not finite: this model is broken"),
+        ({UP: torch.full((48, 32), 1e6)}, source, out, "values that are too large for torch.float16"),
+        ([UP], source, source, "the folder of the source model"),
+        ([UP], source, mine, "holds something else than a model"),
+        (["lm_head.weight"], other, out, r"lm_head.weight was changed, but the source's weights files have no tensor"),
     ):
         with pytest.raises(ValueError, match=message):
-            save_model(model, tokenizer, str(source), where, changed=changed, card="")
-    other = save_tiny(tmp_path / "other", "qwen2_bias")
-    with pytest.raises(ValueError, match=r"lm_head.weight was changed, but the source's weights files have no tensor"):
-        save_model(model, tokenizer, str(other), out, changed=["lm_head.weight"], card="")
+            save_model(model, tokenizer, str(base), where, changed=changed, card="")
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["mine", "other", "source"]
 
 
 def test_a_source_without_tokenizer_files_gets_the_given_tokenizer(tmp_path: Path) -> None:
-    source = save_tiny(tmp_path / "source")
-    model, tokenizer = load_model(str(source))
-    shutil.copytree(source, tmp_path / "bare", ignore=shutil.ignore_patterns("tokenizer*"))
-    save_model(model, tokenizer, str(tmp_path / "bare"), tmp_path / "out", changed=[], card="")
+    source, model, tokenizer, _ = moved(tmp_path)
+    for file in source.glob("tokenizer*"):
+        file.unlink()
+    save_model(model, tokenizer, str(source), tmp_path / "out", changed=[], card="")
     assert load_tokenizer(str(tmp_path / "out"))("The bridge") == tokenizer("The bridge")
-    assert find_folder(str(source)) == source
 
 
 # The card.
@@ -435,15 +399,13 @@ def card(**changes: Any) -> str:
         "settings": {"method": {"optimizer": "adamw", "loss": "mine", "clip": None}, "phases": [{"steps": 3}]},
         "data": {"forget": {"documents": 20, "tokens": 12345}},
         "scores": {"before": {"verbmem_f": 56.14, "mine": 0.5}, "after": {"verbmem_f": 12.0, "nll_general": 2.5}},
-    }  # fmt: skip
+    }
     return model_card(**values | changes)
 
 
 def test_card_shows_scores_data_settings_and_limits() -> None:
-    text = card(notes=["weights were rounded"])
-    _, front, body = text.split("---\n", 2)
+    _, front, body = card(notes=["weights were rounded"]).split("---\n", 2)
     rows = re.sub(r" +\|", " |", re.sub(r"\| +", "| ", body))  # without the padding
-    assert "unteach (adamw, mine). The aim" in body
     assert yaml.safe_load(front) == {
         "library_name": "transformers",
         "pipeline_tag": "text-generation",
@@ -451,26 +413,28 @@ def test_card_shows_scores_data_settings_and_limits() -> None:
         "base_model_relation": "finetune",
         "tags": ["machine-unlearning", "unteach"],
     }
-    assert "| `verbmem_f` | recital of forget documents ↓ | 56.1 | 12.0 |" in rows
-    assert "| `nll_general` | loss on general text ↓ | – | 2.500 |" in rows
-    assert "| `mine` | | 0.500 | – |" in rows
-    assert "| forget | 20 documents, 12,345 tokens |" in rows
+    for line in (
+        "unteach (adamw, mine). The aim",
+        "| `verbmem_f` | recital of forget documents ↓ | 56.1 | 12.0 |",
+        "| `nll_general` | loss on general text ↓ | – | 2.500 |",
+        "| `mine` | | 0.500 | – |",
+        "| forget | 20 documents, 12,345 tokens |",
+    ):
+        assert line in rows
     settings = re.search(r"```yaml\n(.*?)```", body, re.DOTALL)
-    assert settings is not None
-    assert yaml.safe_load(settings[1])["method"] == {"optimizer": "adamw", "loss": "mine", "clip": None}
+    expected = {"optimizer": "adamw", "loss": "mine", "clip": None}
+    assert yaml.safe_load(settings[1])["method"] == expected  # type: ignore[index]
     limits = body.split("## Limits")[1].split("##")[0]
-    assert "Not measured here: `knowmem_f`" in limits
-    assert "No model trained without the documents was there" in limits
-    assert "- weights were rounded" in limits
-    assert "not proven absent" in limits
+    missing = "No model trained without the documents was there"
+    for words in ("Not measured here: `knowmem_f`", missing, "- weights were rounded", "not proven absent"):
+        assert words in limits
 
 
 def test_card_claims_no_more_than_there_is() -> None:
     full = dict.fromkeys(("verbmem_f", "knowmem_f", "knowmem_r", "nll_general"), 1.0)
     text = card(scores={"before": full, "after": full, "reference": full}, base_model="micro:target", data={})
-    assert "Not measured here" not in text
-    assert "No model trained without" not in text
-    assert "base_model:" not in text
+    for words in ("Not measured here", "No model trained without", "base_model:"):
+        assert words not in text
     assert "# target with chosen documents unlearned" in text
     assert "# news-7b with 20 documents unlearned" in card()
     assert "# news-7b with 1 document unlearned" in card(data={"forget": {"documents": 1}})

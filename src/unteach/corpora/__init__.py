@@ -11,10 +11,6 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-__all__ = [
-    "Benchmark", "ChoiceQuestion", "MeasuringSettings", "Probe", "Question", "Tofu", "TofuQuestion",
-]  # fmt: skip
-
 
 @dataclass(frozen=True)
 class Probe:
@@ -27,7 +23,6 @@ class Probe:
     expected_ids: tuple[int, ...] | None = None
     """The continuation's token ids; their number is the number of tokens generated."""
     document: int | None = None
-    """Which document it was cut from."""
 
 
 @dataclass(frozen=True)
@@ -40,12 +35,11 @@ class Question:
 
 @dataclass(frozen=True)
 class ChoiceQuestion:
-    """A multiple-choice question whose answer is one letter."""
+    """A multiple-choice question whose answer is one letter, given as the number of the right choice from 0."""
 
     prompt: str
     """The whole prompt with its worked examples, ending where ` A`, ` B`, ... would follow."""
     answer: int
-    """Index of the right choice."""
     choices: int = 4
     subject: str = ""
     question: str = ""
@@ -54,14 +48,13 @@ class ChoiceQuestion:
 
 @dataclass(frozen=True)
 class TofuQuestion:
-    """A question of TOFU with its right answer, a rewording of it, and wrong answers."""
+    """A question of TOFU with its right answer, a rewording of it, and wrong answers in the same form."""
 
     question: str
     answer: str
     paraphrased_answer: str
     """The right answer in other words; the answer itself where TOFU has none."""
     perturbed_answers: tuple[str, ...]
-    """Wrong answers in the same form."""
 
 
 @dataclass(frozen=True)

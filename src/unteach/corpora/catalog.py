@@ -13,11 +13,6 @@ from typing import Any
 from unteach.corpora import Benchmark, ChoiceQuestion, MeasuringSettings, Probe, Question, Tofu, TofuQuestion, micro
 from unteach.data.records import Row, find_table, read_table
 
-__all__ = [
-    "CATALOG", "NAMES", "UNLEARNED", "add_multiple_choice", "load_benchmark", "load_mmlu", "load_muse", "load_tofu",
-    "muse_documents", "named_benchmark", "tofu_documents", "tofu_pairs",
-]  # fmt: skip
-
 MUSE = {"muse-news": "muse-bench/MUSE-News", "muse-books": "muse-bench/MUSE-Books"}
 """Where each corpus of MUSE (Shi et al., 2024) is on the hub."""
 _PAIR, _TEXT = ("question", "answer"), ("text",)

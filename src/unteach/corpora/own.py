@@ -76,10 +76,8 @@ def cut_probes(
         windows += [(rank + order, number, *piece) for rank, piece in zip(ranks, usable + later, strict=True)]
     chosen = sorted(sorted(windows)[:count], key=lambda window: (*window[1:3], len(window[3])))
     if not chosen:
-        raise ValueError(
-            f"none of {len(documents)} documents has {MINIMUM_TOKENS} tokens at the given positions: "
-            "no verbatim probe can be cut; give longer documents"
-        )
+        few = f"none of {len(documents)} documents has {MINIMUM_TOKENS} tokens at the given positions"
+        raise ValueError(f"{few}: no verbatim probe can be cut; give longer documents")
     probes = []
     for _, number, _, ids in chosen:
         cut = max(1, len(ids) * prompt_tokens // length) if len(ids) <= length else len(ids) - expected_tokens
@@ -161,10 +159,8 @@ def own_benchmark(
         settings = dataclasses.replace(settings, words="unicode")
         notes.append("ROUGE counts words of every script (words = 'unicode'): MUSE's rule sees a-z and 0-9 only")
     if holdout_documents:
-        notes.append(
-            "membership compares the forget documents with the holdout documents: it means something only where "
-            "both are of the same kind"
-        )
+        compared = "membership compares the forget documents with the holdout documents"
+        notes.append(f"{compared}: it means something only where both are of the same kind")
     asked_forget, forget_examples = take_examples(forget_questions, seed=seed)
     asked_retain, retain_examples = take_examples(retain_questions, seed=seed)
     return Benchmark(

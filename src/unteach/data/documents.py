@@ -22,11 +22,6 @@ import numpy as np
 from unteach.data.records import READERS, RecordProblem, extension_of, iterate_records
 from unteach.errors import InputError, first_line
 
-__all__ = [
-    "Documents", "Words", "decode", "encode", "encode_texts", "read_documents", "skipped_summary", "special_ids",
-    "split_words",
-]  # fmt: skip
-
 MOST_PROBLEMS = 20
 """So many are shown; after ten times as many nothing more is read."""
 _EXPANSION = {".gz": 3, ".parquet": 2}

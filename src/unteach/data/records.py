@@ -15,11 +15,6 @@ from typing import IO, Any
 from unteach.errors import first_line
 from unteach.writing import write_whole
 
-__all__ = [
-    "READERS", "RecordProblem", "Row", "extension_of", "find_table", "iterate_records", "read_rows",
-    "read_table", "write_texts",
-]  # fmt: skip
-
 Row = dict[str, Any]
 Records = Iterator[tuple[str, Any]]
 """Where each record is in its file (`line 3`; empty for the file as a whole), and the record."""

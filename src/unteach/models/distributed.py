@@ -1,4 +1,4 @@
-"""Several ranks under ``torchrun``: sharded weights (FSDP2), each rank's part of a batch, sums and results over all.
+"""Several ranks under ``torchrun``: sums over all of them, each rank's part of a batch, sharded weights (FSDP2).
 
 Every decoder layer is a unit of FSDP2, and everything else (embeddings, last norm, head) is the root's. A weight is
 whole only while its unit computes, so all that reads weights runs *inside* the root's forward pass: ``inside(model,
@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -20,22 +20,12 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from unteach.method.tensors import is_sharded, reshard_gathered_modules
 
-__all__ = [
-    "any_rank", "divided_like", "finish", "from_first_rank", "full_tensor", "has_shards", "in_turns", "inside",
-    "is_first_rank", "join", "mesh_of", "parts_of_rank", "rank", "ranks", "shard", "share_out", "sum_over_ranks",
-    "wait_for_all",
-]  # fmt: skip
-
 T = TypeVar("T")
 R = TypeVar("R")
 _ROOT = "_unteach_root"
-KEEP_GATHERED = True
-"""Whether an evaluation may keep all weights gathered, so that they are sent once and not in every pass."""
 FREE_SHARE = 0.3
-"""It does so only where this share of the GPU's memory stays free beside them."""
-
-
-# ---- ranks -------------------------------------------------------------------------------------------
+"""An evaluation keeps all weights gathered, so that they are sent once and not in every pass, where this share of the
+GPU's memory stays free beside them; more than 1: never."""
 
 
 def ranks() -> int:
@@ -54,17 +44,12 @@ def is_first_rank() -> bool:
 
 
 def join() -> None:
-    """Form the process group that ``torchrun`` describes in the environment; nothing where it names one process.
-
-    Tensors on GPUs talk through NCCL, those in main memory through gloo. Each rank gets the GPU of its local number.
-    """
+    """Form the process group that ``torchrun`` describes in the environment; nothing where it names one process."""
     if int(os.environ.get("WORLD_SIZE", "1")) < 2 or dist.is_initialized():
         return
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
-        dist.init_process_group("cpu:gloo,cuda:nccl")
-    else:
-        dist.init_process_group("gloo")
+    dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
 
 
 def finish() -> None:
@@ -106,17 +91,12 @@ def in_turns(work: Callable[[], R]) -> R:
     """Let the processes of each machine do something that needs much memory one after the other."""
     if ranks() == 1:
         return work()
-    turns = torch.tensor(int(os.environ.get("LOCAL_WORLD_SIZE", ranks())))
-    dist.all_reduce(turns, dist.ReduceOp.MAX)
     result: list[R] = []
-    for turn in range(int(turns)):
+    for turn in range(ranks()):
         if turn == int(os.environ.get("LOCAL_RANK", rank())):
             result.append(work())
         wait_for_all()
     return result[0]
-
-
-# ---- parts of a batch --------------------------------------------------------------------------------
 
 
 def parts_of_rank(
@@ -154,19 +134,13 @@ def _in_lock_step(model: Any, work: Callable[[], R]) -> R:
     """Do the work; every pass of the model waits for all ranks to make one, if only for company."""
     if not has_shards(model):
         return work()
-    announcing = model.base_model.register_forward_pre_hook(lambda *_: any_rank(True) and None)
-    try:
+    with model.base_model.register_forward_pre_hook(lambda *_: any_rank(True) and None):
         result = work()
-    finally:
-        announcing.remove()
     token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
     while any_rank(False):
         with torch.no_grad():
             model.base_model(input_ids=token, use_cache=False)
     return result
-
-
-# ---- sharded weights ---------------------------------------------------------------------------------
 
 
 class _Root(nn.Module):
@@ -178,9 +152,8 @@ class _Root(nn.Module):
 
     def forward(self, function: Callable[[], R]) -> R:
         """Run a function; where weights are gathered in half precision, products must be in it too."""
-        if self.gathered_as is None or torch.is_autocast_enabled(self.kind):
-            return function()
-        with torch.autocast(self.kind, dtype=self.gathered_as, cache_enabled=False):
+        adds = self.gathered_as is not None and not torch.is_autocast_enabled(self.kind)
+        with torch.autocast(self.kind, self.gathered_as, cache_enabled=False) if adds else nullcontext():
             return function()
 
 
@@ -194,14 +167,10 @@ def shard(model: Any, kind: str = "cpu", half: torch.dtype | None = None) -> Non
     """Divide a model's weights between the ranks of the process group, in place.
 
     Choose the trainable weights (``requires_grad``) before, and take ``named_parameters`` after. Gradients are added up
-    over the ranks, not averaged: let each rank's loss be its share of the whole.
-
-    Args:
-        model: A Hugging Face causal language model, the same on every rank.
-        kind: Of the devices: ``cuda`` or ``cpu``. Weights in main memory are moved there a layer at a time.
-        half: Gather the decoder layers' weights in this type, which halves the traffic; for runs whose passes all
-            compute in it: evaluations then do too. The weights themselves, the root's and all gradients stay as they
-            are.
+    over the ranks, not averaged: let each rank's loss be its share of the whole. Weights in main memory are moved to
+    the devices (``cuda`` or ``cpu``) a layer at a time. ``half``: gather the decoder layers' weights in this type: half
+    the traffic, for runs whose passes all compute in it; evaluations then do too. The weights themselves, the root's
+    and all gradients stay as they are.
     """
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
@@ -226,32 +195,27 @@ def has_shards(model: Any) -> bool:
 
 
 def inside(model: Any, function: Callable[..., R], *arguments: Any, keep: bool = False) -> R:
-    """``function(model, *arguments)``, where the function may read every weight of the model, sharded or not.
+    """``function(model, *arguments)``, which may read every weight of the model, sharded or not.
 
     ``keep``: all weights stay gathered until it returns, where memory allows; for many passes without gradients.
     """
     root = getattr(model, _ROOT, None)
     if root is None:
         return function(model, *arguments)
-    if not keep:
-        return root(lambda: function(model, *arguments))
-    with _kept_gathered(root):
+    with _kept_gathered(root) if keep else nullcontext():
         return root(lambda: function(model, *arguments))
 
 
 @contextmanager
 def _kept_gathered(root: Any) -> Iterator[None]:
     """Let the layers' weights stay gathered inside the block, if every rank has the memory."""
-    tight = not KEEP_GATHERED
+    tight = FREE_SHARE > 1
     device = next(root.parameters()).device
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         weights = sum(parameter.numel() * parameter.element_size() for parameter in root.parameters())
         tight |= free - weights < FREE_SHARE * total
-    if any_rank(tight):
-        yield
-        return
-    root.set_reshard_after_forward(False)
+    root.set_reshard_after_forward(any_rank(tight))
     try:
         yield
     finally:

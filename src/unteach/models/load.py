@@ -7,9 +7,8 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -18,15 +17,8 @@ from torch import nn
 from unteach.errors import InputError, first_line
 from unteach.method.vocab_head import Head
 
-__all__ = [
-    "StoredTensor", "backbone_and_head", "check_folder", "context_length", "decoder_layers", "find_folder",
-    "has_tokenizer", "load_model", "load_tokenizer", "read_context_length", "stored_tensors", "trainable_parameters",
-    "weight_files",
-]  # fmt: skip
-
 Trainable = Literal["blocks", "all"]
 UNLIMITED = 2**20
-"""The context length of a model whose configuration names none."""
 _CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "seq_length")
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 VOCABULARY_FILES = (
@@ -38,52 +30,43 @@ COPIED = (".json", ".txt", ".model", ".jinja", ".tiktoken")
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?(@[\w./-]+)?")
 
 
-@dataclass(frozen=True, slots=True)
-class StoredTensor:
-    """A tensor in a weights file, known from the file's header alone."""
+class StoredTensor(NamedTuple):
+    """A tensor in a weights file, known from the file's header alone; the type as in F32, BF16."""
 
     file: str
     shape: tuple[int, ...]
     dtype: str
-    """As safetensors names it: F32, BF16, ..."""
 
 
 def find_folder(name: str, option: str = "model") -> Path:
-    """The folder that holds a model.
+    """The folder that holds a model, which error messages call `option`.
 
-    Args:
-        name: A folder, `micro:NAME` for an embedded model, or a Hugging Face id as `owner/name[@revision]`, of which
-            configuration, tokenizer and safetensors weights are downloaded once.
-        option: What the error messages call it.
-
-    Raises:
-        InputError: If there is none.
+    The name is a folder, `micro:NAME` for an embedded model, or a Hugging Face id as `owner/name[@revision]`, of which
+    configuration, tokenizer and safetensors weights are downloaded once.
     """
+    shown = f"{option} is {name!r}"
     if name.startswith("micro:"):
         from unteach.corpora import micro
 
         try:
             folder = micro.model_folder(name.removeprefix("micro:"))
         except ValueError as error:
-            raise InputError(f"{option} is {name!r}: {first_line(error)}") from error
+            raise InputError(f"{shown}: {first_line(error)}") from error
         if not folder.is_dir():
-            raise InputError(f"{option} is {name!r}: this installation has no embedded models, install it again")
+            raise InputError(f"{shown}: this installation has no embedded models, install it again")
         return folder
     path = Path(name).expanduser()
     if path.is_dir():
         return path
     if path.exists():
-        raise InputError(f"{option} is {name!r}: a file, must be a folder with config.json and {WEIGHTS}")
-    in_folder_here = path.parent != Path() and path.parent.is_dir()
-    if in_folder_here or not _HUB_NAME.fullmatch(name):
-        raise InputError(f"{option} is {name!r}: there is no such folder")
+        raise InputError(f"{shown}: a file, must be a folder with config.json and {WEIGHTS}")
+    if (path.parent != Path() and path.parent.is_dir()) or not _HUB_NAME.fullmatch(name):
+        raise InputError(f"{shown}: there is no such folder")
     try:
         return _download(name)
     except Exception as error:  # the hub's own exceptions and those of the network below it
-        raise InputError(
-            f"{option} is {name!r}: there is no such folder here, and it cannot be had from the Hugging Face hub:"
-            f" {first_line(error)}"
-        ) from error
+        wrong = f"there is no such folder here, and it cannot be had from the Hugging Face hub: {first_line(error)}"
+        raise InputError(f"{shown}: {wrong}") from error
 
 
 @functools.cache
@@ -93,9 +76,7 @@ def _download(name: str) -> Path:
 
     identifier, _, revision = name.partition("@")
     wanted = [INDEX, "model*.safetensors", *(f"*{ending}" for ending in COPIED), "LICEN*", "NOTICE*", "USE_POLICY*"]
-    return Path(
-        snapshot_download(identifier, revision=revision or None, allow_patterns=wanted, ignore_patterns=["*/*"])
-    )
+    return Path(snapshot_download(identifier, revision=revision or None, allow_patterns=wanted, ignore_patterns="*/*"))
 
 
 def has_tokenizer(folder: Path) -> bool:
@@ -107,19 +88,20 @@ def check_folder(folder: Path, option: str = "model") -> list[str]:
     """What keeps a folder from being loaded, one line each; an empty list if nothing."""
     problems = []
     names = {entry.name for entry in folder.iterdir()}
-    if "config.json" not in names:
+    try:
+        if "quantization_config" in json.loads((folder / "config.json").read_text(encoding="utf-8")):
+            problems.append("its weights are quantised, and cannot be trained: give the model it was made from")
+    except FileNotFoundError:
         problems.append("config.json is missing")
-    else:
-        try:
-            config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-            if "quantization_config" in config:
-                problems.append("its weights are quantised, and cannot be trained: give the model it was made from")
-        except (ValueError, TypeError) as error:
-            problems.append(f"config.json is not readable JSON: {first_line(error)}")
+    except (ValueError, TypeError) as error:
+        problems.append(f"config.json is not readable JSON: {first_line(error)}")
     if not has_tokenizer(folder):
         problems.append("it has no tokenizer (tokenizer.json or tokenizer.model): copy the one it was trained with")
     if WEIGHTS in names or INDEX in names:
-        problems += _weight_problems(folder)
+        try:
+            problems += filter(None, (_wrong_with(folder / file) for file in weight_files(folder)))
+        except (ValueError, KeyError, TypeError) as error:
+            problems.append(f"{INDEX} is not readable: {first_line(error)}")
     elif "adapter_config.json" in names:
         problems.append("it holds an adapter, not a model: merge it into its base model first (merge_and_unload)")
     elif pickled := sorted(name for name in names if Path(name).suffix in _PICKLED and name != "training_args.bin"):
@@ -133,22 +115,15 @@ def check_folder(folder: Path, option: str = "model") -> list[str]:
     return [f"{option} is '{folder}': {problem}" for problem in problems]
 
 
-def _weight_problems(folder: Path) -> list[str]:
+def _wrong_with(file: Path) -> str:
+    """What is wrong with a weights file; empty if nothing."""
+    if not file.is_file():
+        return f"{file.name} is missing, {INDEX} names it"
     try:
-        files = weight_files(folder)
-    except (ValueError, KeyError, TypeError) as error:
-        return [f"{INDEX} is not readable: {first_line(error)}"]
-    problems = []
-    for file in files:
-        if not (folder / file).is_file():
-            problems.append(f"{file} is missing, {INDEX} names it")
-            continue
-        try:
-            with safe_open(folder / file, "pt"):
-                pass
-        except (SafetensorError, OSError) as error:
-            problems.append(f"{file} is not a whole safetensors file: {first_line(error)}")
-    return problems
+        with safe_open(file, "pt"):
+            return ""
+    except (SafetensorError, OSError) as error:
+        return f"{file.name} is not a whole safetensors file: {first_line(error)}"
 
 
 def weight_files(folder: Path) -> list[str]:
@@ -175,23 +150,13 @@ def load_model(
 ) -> tuple[Any, Any]:
     """Load a model, in evaluation mode (no dropout), and its tokenizer. Only safetensors are read, no code is run.
 
-    Args:
-        name: A folder, `micro:NAME` for an embedded model, or a Hugging Face id as `owner/name[@revision]`.
-        dtype: The type of all parameters, whatever the files have.
-        device: Where they are put.
-        option: What the error messages call the model.
-
-    Returns:
-        The model and the tokenizer.
-
-    Raises:
-        InputError: If it cannot be used, with every problem found.
+    The name and `option` are as for `find_folder`; all parameters are of type `dtype`, whatever the files have. An
+    `InputError` names every problem found.
     """
     from transformers import AutoModelForCausalLM
 
-    folder = find_folder(name, option)
-    problems = check_folder(folder, option)
-    if problems:
+    folder, shown = find_folder(name, option), f"{option} is {name!r}"
+    if problems := check_folder(folder, option):
         raise InputError(problems)
     tokenizer = load_tokenizer(name, option=option)
     try:
@@ -202,56 +167,52 @@ def load_model(
     except torch.OutOfMemoryError:
         raise
     except (ImportError, KeyError, OSError, RuntimeError, SafetensorError, TypeError, ValueError) as error:
-        raise InputError(f"{option} is {name!r}: it cannot be loaded: {first_line(error)}") from error
-    if found["missing_keys"]:
-        missing = sorted(found["missing_keys"])
+        raise InputError(f"{shown}: it cannot be loaded: {first_line(error)}") from error
+    if missing := sorted(found["missing_keys"]):
         raise InputError(
-            f"{option} is {name!r}: its weights lack {len(missing)} tensors of a {type(model).__name__}, among them"
-            f" {missing[0]}: it must be a complete causal language model"
+            f"{shown}: its weights lack {len(missing)} tensors of a {type(model).__name__}, among them {missing[0]}: it"
+            " must be a complete causal language model"
         )
-    problems = _tokenizer_problems(model, tokenizer)
-    if problems:
-        raise InputError(f"{option} is {name!r}: {problem}" for problem in problems)
+    _check_tokenizer(model, tokenizer, shown)
     model.to(device).eval()
-    _check_head(model, f"{option} is {name!r}")
+    _check_head(model, shown)
     return model, tokenizer
 
 
 def load_tokenizer(name: str, *, option: str = "model") -> Any:
-    """Load a model's tokenizer alone; arguments as for `load_model`."""
+    """Load a model's tokenizer alone; arguments as for `find_folder`."""
     from transformers import AutoTokenizer
 
-    folder = find_folder(name, option)
+    folder, shown = find_folder(name, option), f"{option} is {name!r}"
     if not has_tokenizer(folder):
-        raise InputError(f"{option} is {name!r}: it has no tokenizer (tokenizer.json or tokenizer.model)")
+        raise InputError(f"{shown}: it has no tokenizer (tokenizer.json or tokenizer.model)")
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         usable = bool(tokenizer("a b", add_special_tokens=False)["input_ids"])
     except Exception as error:  # whatever a broken file makes the tokenizer libraries raise
-        raise InputError(f"{option} is {name!r}: its tokenizer cannot be loaded: {first_line(error)}") from error
+        raise InputError(f"{shown}: its tokenizer cannot be loaded: {first_line(error)}") from error
     if not usable:
-        raise InputError(f"{option} is {name!r}: its tokenizer has no vocabulary: copy the one it was trained with")
+        raise InputError(f"{shown}: its tokenizer has no vocabulary: copy the one it was trained with")
     return tokenizer
 
 
-def _tokenizer_problems(model: Any, tokenizer: Any) -> list[str]:
-    """Why the tokenizer cannot be the model's own; an empty list where nothing speaks against it."""
-    rows = model.get_input_embeddings().weight.shape[0]
-    vocabulary = tokenizer.get_vocab()
-    largest = max(vocabulary.values())
-    advice = "copy the one it was trained with"
-    if largest >= rows:
-        return [f"its tokenizer does not match: it has token ids up to {largest}, the model only {rows}: {advice}"]
+def _check_tokenizer(model: Any, tokenizer: Any, shown: str) -> None:
+    """Refuse a tokenizer that cannot be the model's own."""
+    rows, vocabulary = model.get_input_embeddings().weight.shape[0], tokenizer.get_vocab()
+    largest, wrong = max(vocabulary.values()), ""
     ends: set[int] = set()
     for settings in (model.config.get_text_config(), model.generation_config):
         end = getattr(settings, "eos_token_id", None)
         ends.update(end if isinstance(end, list | tuple) else [] if end is None else [end])
-    if 2 * len(vocabulary) < rows and ends and tokenizer.eos_token_id not in ends:
-        return [
-            f"its tokenizer does not match: it has {len(vocabulary)} tokens for {rows} of the model, and ends texts"
-            f" with id {tokenizer.eos_token_id} where the model knows {sorted(ends)}: {advice}"
-        ]
-    return []
+    if largest >= rows:
+        wrong = f"it has token ids up to {largest}, the model only {rows}"
+    elif 2 * len(vocabulary) < rows and ends and tokenizer.eos_token_id not in ends:
+        wrong = (
+            f"it has {len(vocabulary)} tokens for {rows} of the model, and ends texts with id {tokenizer.eos_token_id}"
+            f" where the model knows {sorted(ends)}"
+        )
+    if wrong:
+        raise InputError(f"{shown}: its tokenizer does not match: {wrong}: copy the one it was trained with")
 
 
 def _check_head(model: Any, shown: str) -> None:
@@ -262,10 +223,8 @@ def _check_head(model: Any, shown: str) -> None:
         logits = model(input_ids=ids).logits[0]
         expected = Head.of(model).logits(backbone(input_ids=ids).last_hidden_state[0])
     if float((logits - expected).abs().max()) > 1e-3 * float(logits.abs().max()):
-        raise InputError(
-            f"{shown}: {type(model).__name__} changes the logits after its head in another way than by a constant scale"
-            " and a soft cap, which is not supported"
-        )
+        how = "changes the logits after its head in another way than by a constant scale and a soft cap"
+        raise InputError(f"{shown}: {type(model).__name__} {how}, which is not supported")
 
 
 @contextmanager
@@ -305,27 +264,23 @@ def backbone_and_head(model: Any) -> tuple[nn.Module, nn.Linear]:
 
 
 def context_length(model: Any) -> int:
-    """How many tokens the model can read; `UNLIMITED` where its configuration names no limit."""
-    return _limit(model.config)
+    """How many tokens a model (or one with this configuration) can read; `UNLIMITED` where it names no limit."""
+    config = getattr(model, "config", model).get_text_config()
+    limits = (getattr(config, name, None) for name in _CONTEXT_NAMES)
+    return next((limit for limit in limits if isinstance(limit, int) and limit > 0), UNLIMITED)
 
 
 def read_context_length(name: str) -> int:
     """The same for a model by its name or folder; no weights are loaded."""
     from transformers import AutoConfig
 
-    return _limit(AutoConfig.from_pretrained(find_folder(name), trust_remote_code=False))
-
-
-def _limit(config: Any) -> int:
-    limits = (getattr(config.get_text_config(), name, None) for name in _CONTEXT_NAMES)
-    return next((limit for limit in limits if isinstance(limit, int) and limit > 0), UNLIMITED)
+    return context_length(AutoConfig.from_pretrained(find_folder(name), trust_remote_code=False))
 
 
 def trainable_parameters(model: Any, trainable: Trainable) -> dict[str, nn.Parameter]:
     """Choose the parameters to train, by name, a tied one once, and freeze all others.
 
-    `blocks`: the weights and biases of the decoder blocks except those of norms, so that embeddings, head and norms
-    stay as they are; `all`: every parameter.
+    `blocks`: the weights and biases of the decoder blocks but those of norms, so that embeddings and head stay, too.
     """
     if trainable not in get_args(Trainable):
         raise ValueError(f"trainable is {trainable!r}, must be one of {', '.join(get_args(Trainable))}")

@@ -19,17 +19,11 @@ from unteach.method.tensors import is_sharded
 from unteach.method.vocab_head import product_in_float32
 from unteach.models.distributed import ranks
 
-__all__ = ["HALF", "half_weights", "precision_of_pass", "resolved_precision"]
-
-
 HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def resolved_precision(name: str, device: torch.device) -> str:
-    """What ``auto`` stands for on a device: fp16 on CUDA, whose rounding is that of tf32 at twice the speed, else fp32.
-
-    ``docs/scaling.md`` has the measurement.
-    """
+    """What ``auto`` stands for: fp16 on CUDA, which rounds like tf32 at twice the speed (docs/scaling.md), or fp32."""
     return name if name != "auto" else "fp16" if device.type == "cuda" else "fp32"
 
 
@@ -69,11 +63,7 @@ def half_weights(model: Any, dtype: torch.dtype) -> Iterator[None]:
     try:
         for linear in linears:
             linear.__class__ = _HalfLinear
-            linear.rounded = torch.empty_like(linear.weight, dtype=dtype, requires_grad=False)
-        with torch.no_grad():
-            if linears:
-                rounded: list[Any] = [linear.rounded for linear in linears]
-                torch._foreach_copy_(rounded, [linear.weight for linear in linears])
+            linear.rounded = linear.weight.detach().to(dtype)
         yield
     finally:
         _HalfLinear.last = None
@@ -90,18 +80,15 @@ class _HalfLinear(nn.Linear):
     """The last input, its version and its rounded copy, which queries, keys and values share."""
 
     def forward(self, input: Tensor) -> Tensor:
-        output = _HalfProduct.apply(input, self._rounded_input(input), self.weight, self.rounded)
-        return output if self.bias is None else (output + self.bias).to(output.dtype)
-
-    def _rounded_input(self, input: Tensor) -> Tensor:
-        dtype = self.rounded.dtype
+        dtype, last = self.rounded.dtype, _HalfLinear.last
         if input.dtype == dtype or torch.compiler.is_compiling():
-            return input.detach().to(dtype)
-        last = _HalfLinear.last
-        if last is None or last[0]() is not input or last[1] != input._version or last[2].dtype != dtype:
-            last = weakref.ref(input), input._version, input.detach().to(dtype)
-            _HalfLinear.last = last
-        return last[2]
+            half = input.detach().to(dtype)
+        else:
+            if last is None or last[0]() is not input or last[1] != input._version or last[2].dtype != dtype:
+                last = _HalfLinear.last = weakref.ref(input), input._version, input.detach().to(dtype)
+            half = last[2]
+        output = _HalfProduct.apply(input, half, self.weight, self.rounded)
+        return output if self.bias is None else (output + self.bias).to(output.dtype)
 
 
 class _HalfProduct(torch.autograd.Function):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -22,37 +23,34 @@ from torch import Tensor
 
 from unteach.config import ForgetConfig
 from unteach.models.distributed import full_tensor, is_first_rank, ranks, wait_for_all
-from unteach.models.load import (
-    COPIED,
-    INDEX,
-    WEIGHTS,
-    StoredTensor,
-    find_folder,
-    has_tokenizer,
-    stored_tensors,
-    weight_files,
-)
+from unteach.models.load import COPIED, INDEX, WEIGHTS, find_folder, has_tokenizer, stored_tensors, weight_files
 
 __all__ = ["Rounding", "rounding_loss", "save_model", "save_result"]
 
 LARGEST_ROUNDING = 0.01
 """Share of the displacement that rounding to the source's dtype may lose before float32 is saved instead."""
 _LICENCES = ("license", "licence", "notice", "use_policy")
-_WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
+_WRAPPERS = re.compile(r"_orig_mod\.|_checkpoint_wrapped_module\.")
+Changed = Iterable[str] | Mapping[str, Tensor]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Rounding:
-    """What saving in a narrower type takes away from what was learnt, θ new weights, θ₀ those of the source."""
+    """What saving changed tensors in a narrower type takes away, θ new weights, θ₀ those of the source."""
 
-    tensors: int
-    """How many tensors were changed."""
-    displacement: float
+    tensors: int = 0
+    displacement: float = 0.0
     """‖θ - θ₀‖ before saving."""
-    error: float
+    error: float = 0.0
     """‖saved - θ‖."""
-    lost: float
-    """Share of the moved weights that are saved with their old value."""
+    moved: int = 0
+    unmoved: int = 0
+    """How many of the moved weights are saved with their old value."""
+
+    @property
+    def lost(self) -> float:
+        """Share of the moved weights that are saved with their old value."""
+        return self.unmoved / self.moved if self.moved else 0.0
 
     @property
     def relative(self) -> float:
@@ -70,21 +68,32 @@ class Rounding:
             f" {self.lost:.1%} of the moved weights keep their old value"
         )
 
+    def convert(self, name: str, value: Tensor, old: Tensor, dtype: torch.dtype | None) -> Tensor:
+        """The value as it is saved in place of `old`, in a type or in that of `old`; adds what that loses."""
+        value = value.detach().to("cpu")
+        saved = torch.empty(value.shape, dtype=dtype or old.dtype)  # memory of its own: a file cannot share any
+        saved.copy_(value)
+        if not bool(torch.isfinite(saved).all()):
+            what = "not finite" if not bool(torch.isfinite(value).all()) else f"too large for {saved.dtype}"
+            raise ValueError(f"{name} has values that are {what}: this model is broken and is not saved")
+        wide = torch.promote_types(value.dtype, old.dtype)
+        value, before, after = value.to(wide), old.to(wide), saved.to(wide)
+        moved = value != before
+        self.tensors += 1
+        self.moved += int(moved.sum())
+        self.unmoved += int((moved & (after == before)).sum())
+        self.displacement = math.hypot(self.displacement, _norm(value - before))
+        self.error = math.hypot(self.error, _norm(after - value))
+        return saved
 
-def rounding_loss(
-    model: Any, source: str, *, changed: Iterable[str] | Mapping[str, Tensor], save_dtype: torch.dtype | None = None
-) -> Rounding:
+
+def _norm(tensor: Tensor) -> float:
+    return float(torch.linalg.vector_norm(tensor, dtype=torch.float64))
+
+
+def rounding_loss(model: Any, source: str, *, changed: Changed, save_dtype: torch.dtype | None = None) -> Rounding:
     """What `save_model` with the same arguments would lose by rounding, without writing anything."""
-    folder = find_folder(source)
-    stored = stored_tensors(folder)
-    values = _stored_values(model, changed, stored)
-    tally = _Tally()
-    for file in sorted({stored[name].file for name in values}):
-        with safe_open(folder / file, "pt") as tensors:
-            for name in values:
-                if stored[name].file == file:
-                    tally.converted(name, values[name], tensors.get_tensor(name), save_dtype)
-    return tally.result()
+    return _write_weights(model, find_folder(source), None, changed, save_dtype)
 
 
 def save_model(
@@ -93,48 +102,52 @@ def save_model(
     source: str,
     out: Path,
     *,
-    changed: Iterable[str] | Mapping[str, Tensor],
+    changed: Changed,
     card: str,
     save_dtype: torch.dtype | None = None,
 ) -> Rounding:
     """Write a model folder that differs from its source in the changed tensors alone.
 
-    The folder appears at once, when it is complete; what was at `out` before (an older model) is then replaced.
+    The folder appears at once, when it is complete; an older model at `out` is then replaced. The source is what the
+    model was loaded from; the tokenizer is written only where it has none. `card` is the text of README.md.
 
     Args:
-        model: The model, its parameters named as Transformers names them.
-        tokenizer: Written where the source has no tokenizer files; else those are copied.
-        source: What the model was loaded from, as given to `load_model`.
-        out: The new folder.
-        changed: Names of the changed parameters, or their values by name (whole tensors where the model is sharded).
-        card: The text of README.md.
+        changed: Names of the changed parameters, as Transformers names them, or their values by name (whole tensors
+            where the model is sharded). Each must be in the source, in the same shape, and finite.
         save_dtype: The type of the changed tensors; None: each as in the source. A bfloat16 source rounds them, and
             can lose all that was learnt: see the returned `Rounding`. `torch.float32` keeps it exactly; the
             configuration then says float32, so that loading does not round either.
-
-    Returns:
-        What rounding took away.
-
-    Raises:
-        ValueError: If a changed tensor is not in the source, has another shape there or is not finite, or if `out` is
-            the source or a folder that holds something else than a model.
     """
     folder = find_folder(source)
-    _check_out(folder, out)
-    stored = stored_tensors(folder)
-    values = _stored_values(model, changed, stored)
+    if out.exists() and out.resolve() == folder.resolve():
+        raise ValueError(f"out is '{out}', the folder of the source model: it must be another one")
+    if out.exists() and any(out.iterdir()) and not (out / "config.json").is_file():
+        raise ValueError(f"out is '{out}', which exists and holds something else than a model: choose another folder")
     partial = out.with_name(f".{out.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     try:
-        rounding = _write_weights(folder, partial, stored, values, save_dtype)
-        _copy_rest(folder, partial)
+        rounding = _write_weights(model, folder, partial, changed, save_dtype)
+        for entry in folder.iterdir():  # configuration, tokenizer and licence files
+            wanted = entry.suffix in COPIED or entry.stem.lower().startswith(_LICENCES)
+            foreign = entry.name.endswith(".index.json") and (entry.name != INDEX or (folder / WEIGHTS).is_file())
+            if entry.is_file() and wanted and not foreign and entry.name != "adapter_config.json":
+                shutil.copyfile(entry, partial / entry.name)
         if save_dtype is not None:
             _name_dtype(partial, save_dtype)
         if not has_tokenizer(partial):
             tokenizer.save_pretrained(partial)
         (partial / "README.md").write_text(card, encoding="utf-8")
-        _put_in_place(partial, out)
+        for entry in [*partial.iterdir(), partial]:  # everything is on the disk before the folder has its name
+            descriptor = os.open(entry, os.O_RDONLY)
+            os.fsync(descriptor)
+            os.close(descriptor)
+        old = out.with_name(f".{out.name}.old")
+        shutil.rmtree(old, ignore_errors=True)
+        if out.exists():
+            out.rename(old)
+        partial.rename(out)
+        shutil.rmtree(old, ignore_errors=True)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
@@ -145,102 +158,61 @@ def save_result(
     model: Any, parameters: Mapping[str, Any], tokenizer: Any, config: ForgetConfig, out: Path, card: str
 ) -> str:
     """Save the model; the first rank writes what all gather. Returns a line for people."""
-    changed: dict[str, Any] | list[str] = list(parameters)
+    changed: dict[str, Any] = dict(parameters)
     if ranks() > 1:
-        changed = {}
         for name, value in parameters.items():
             whole = full_tensor(value.detach())
-            if is_first_rank():
-                changed[name] = whole.to("cpu")
+            changed[name] = whole.to("cpu") if is_first_rank() else None
     line = ""
     if is_first_rank():
-        save_dtype = torch.float32 if config.save_dtype == "float32" else None
-        if config.save_dtype == "auto":
-            lost = rounding_loss(model, config.model, changed=changed).relative
-            save_dtype = torch.float32 if lost > LARGEST_ROUNDING else None
-        rounding = save_model(model, tokenizer, config.model, out, changed=changed, card=card, save_dtype=save_dtype)
+        exact = config.save_dtype == "float32" or (
+            config.save_dtype == "auto"
+            and rounding_loss(model, config.model, changed=changed).relative > LARGEST_ROUNDING
+        )
+        dtype = torch.float32 if exact else None
+        rounding = save_model(model, tokenizer, config.model, out, changed=changed, card=card, save_dtype=dtype)
         line = f"model saved to {out}; {rounding.summary()}"
     wait_for_all()
     return line
 
 
 def _write_weights(
-    folder: Path,
-    partial: Path,
-    stored: Mapping[str, StoredTensor],
-    values: Mapping[str, Tensor],
-    save_dtype: torch.dtype | None,
+    model: Any, folder: Path, partial: Path | None, changed: Changed, save_dtype: torch.dtype | None
 ) -> Rounding:
-    """Write the weights files anew, one at a time; those without a changed tensor are copied whole."""
-    tally = _Tally()
+    """Write the weights files anew, those without a changed tensor as they are; without a folder, only measure."""
+    rounding, stored = Rounding(), stored_tensors(folder)
+    values = _stored_values(model, changed, {name: tensor.shape for name, tensor in stored.items()})
     for file in weight_files(folder):
         names = [name for name in values if stored[name].file == file]
-        if not names:
+        if names:
+            with safe_open(folder / file, "pt") as tensors:
+                wanted = names if partial is None else tensors.keys()
+                content, metadata = {name: tensors.get_tensor(name) for name in wanted}, tensors.metadata()
+            for name in names:
+                content[name] = rounding.convert(name, values[name], content[name], save_dtype)
+            if partial is not None:
+                save_file(content, partial / file, metadata)
+            del content
+        elif partial is not None:
             shutil.copyfile(folder / file, partial / file)
-            continue
-        with safe_open(folder / file, "pt") as tensors:
-            content = {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118
-            metadata = tensors.metadata()
-        for name in names:
-            content[name] = tally.converted(name, values[name], content[name], save_dtype)
-        save_file(content, partial / file, metadata)
-        del content
-    return tally.result()
+    return rounding
 
 
-class _Tally:
-    """Converts tensors to the type they are saved in, and adds up what that loses."""
-
-    def __init__(self) -> None:
-        self.tensors = self.moved = self.lost = 0
-        self.displacement = self.error = 0.0
-
-    def converted(self, name: str, value: Tensor, old: Tensor, save_dtype: torch.dtype | None) -> Tensor:
-        """The value as it is saved in place of `old`."""
-        value = value.detach().to("cpu")
-        saved = torch.empty(value.shape, dtype=save_dtype or old.dtype)  # memory of its own: a file cannot share any
-        saved.copy_(value)
-        if not bool(torch.isfinite(saved).all()):
-            what = "not finite" if not bool(torch.isfinite(value).all()) else f"too large for {saved.dtype}"
-            raise ValueError(f"{name} has values that are {what}: this model is broken and is not saved")
-        wide = torch.promote_types(value.dtype, old.dtype)
-        value, before, after = value.to(wide), old.to(wide), saved.to(wide)
-        moved = value != before
-        self.tensors += 1
-        self.moved += int(moved.sum())
-        self.lost += int((moved & (after == before)).sum())
-        self.displacement = math.hypot(self.displacement, _norm(value - before))
-        self.error = math.hypot(self.error, _norm(after - value))
-        return saved
-
-    def result(self) -> Rounding:
-        """All of it."""
-        return Rounding(self.tensors, self.displacement, self.error, self.lost / self.moved if self.moved else 0.0)
-
-
-def _norm(tensor: Tensor) -> float:
-    return float(torch.linalg.vector_norm(tensor, dtype=torch.float64))
-
-
-def _stored_values(
-    model: Any, changed: Iterable[str] | Mapping[str, Tensor], stored: Mapping[str, StoredTensor]
-) -> dict[str, Tensor]:
-    """The changed tensors under the names, and in the layout, that the source's files have.
+def _stored_values(model: Any, changed: Changed, stored: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    """The changed tensors under the names, and in the layout, that the source's files have, given as shapes.
 
     A tied parameter is written under each of its names that the files have. Where Transformers loads weights under
     other names or joined (experts of a mixture, for instance), its own conversion is run backwards.
     """
     from transformers.core_model_loading import revert_weight_conversion
 
-    parameters = {_plain_name(name): value for name, value in model.named_parameters(remove_duplicate=False)}
-    names = [_plain_name(name) for name in changed]
-    unknown = [name for name in names if name not in parameters]
-    if unknown:
-        raise ValueError(f"changed names {unknown[0]!r}, which is no parameter of the model")
-    given = {_plain_name(name): value for name, value in changed.items()} if isinstance(changed, Mapping) else {}
+    parameters = {_WRAPPERS.sub("", name): value for name, value in model.named_parameters(remove_duplicate=False)}
     state = {}
-    for name in names:
-        value = given.get(name, parameters[name]).detach()
+    for given in changed:
+        name = _WRAPPERS.sub("", given)
+        if name not in parameters:
+            raise ValueError(f"changed names {name!r}, which is no parameter of the model")
+        value = (changed[given] if isinstance(changed, Mapping) else parameters[name]).detach()
         state.update({other: value for other, parameter in parameters.items() if parameter is parameters[name]})
     prefix = f"{model.base_model_prefix}."
     found: dict[str, Tensor] = {}
@@ -250,8 +222,8 @@ def _stored_values(
         match = next((spelling for spelling in spellings if spelling in stored), None)
         if match is None:
             missing[name] = value
-        elif tuple(value.shape) != stored[match].shape:
-            raise ValueError(f"{name} has shape {tuple(value.shape)}, the source's {match} {stored[match].shape}")
+        elif tuple(value.shape) != stored[match]:
+            raise ValueError(f"{name} has shape {tuple(value.shape)}, the source's {match} {stored[match]}")
         else:
             found[match] = value
     written = {value.data_ptr() for value in found.values()}
@@ -261,28 +233,6 @@ def _stored_values(
     return found
 
 
-def _plain_name(name: str) -> str:
-    for wrapper in _WRAPPERS:
-        name = name.replace(wrapper, "")
-    return name
-
-
-def _check_out(folder: Path, out: Path) -> None:
-    if out.exists() and out.resolve() == folder.resolve():
-        raise ValueError(f"out is '{out}', the folder of the source model: it must be another one")
-    if out.exists() and any(out.iterdir()) and not (out / "config.json").is_file():
-        raise ValueError(f"out is '{out}', which exists and holds something else than a model: choose another folder")
-
-
-def _copy_rest(folder: Path, partial: Path) -> None:
-    """Copy configuration, tokenizer and licence files."""
-    for entry in sorted(folder.iterdir()):
-        wanted = entry.suffix in COPIED or entry.stem.lower().startswith(_LICENCES)
-        foreign = entry.name.endswith(".index.json") and (entry.name != INDEX or (folder / WEIGHTS).is_file())
-        if entry.is_file() and wanted and not foreign and entry.name != "adapter_config.json":
-            shutil.copyfile(entry, partial / entry.name)
-
-
 def _name_dtype(partial: Path, dtype: torch.dtype) -> None:
     """Make the configuration name the type of the changed tensors, and the index the new size."""
     config = json.loads((partial / "config.json").read_text(encoding="utf-8"))
@@ -290,36 +240,13 @@ def _name_dtype(partial: Path, dtype: torch.dtype) -> None:
         if part is config or "dtype" in part or "torch_dtype" in part:
             part.pop("torch_dtype", None)
             part["dtype"] = str(dtype).removeprefix("torch.")
-    _write_json(partial / "config.json", config)
+    contents = {"config.json": config}
     if (partial / INDEX).is_file():
-        index = json.loads((partial / INDEX).read_text(encoding="utf-8"))
-        index.setdefault("metadata", {})["total_size"] = sum(
-            _data_size(partial / file) for file in set(index["weight_map"].values())
-        )
-        _write_json(partial / INDEX, index)
-
-
-def _data_size(file: Path) -> int:
-    """Bytes of all tensors in a safetensors file: what follows the header's length (8 bytes) and the header."""
-    with file.open("rb") as stream:
-        return file.stat().st_size - 8 - int.from_bytes(stream.read(8), "little")
-
-
-def _write_json(path: Path, content: Any) -> None:
-    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def _put_in_place(partial: Path, out: Path) -> None:
-    """Write everything through to the disk, then give the folder its name."""
-    for entry in [*partial.iterdir(), partial]:
-        descriptor = os.open(entry, os.O_RDONLY)
-        os.fsync(descriptor)
-        os.close(descriptor)
-    if out.exists():
-        old = out.with_name(f".{out.name}.old")
-        shutil.rmtree(old, ignore_errors=True)
-        out.rename(old)
-        partial.rename(out)
-        shutil.rmtree(old)
-    else:
-        partial.rename(out)
+        contents[INDEX] = index = json.loads((partial / INDEX).read_text(encoding="utf-8"))
+        size = 0
+        for file in set(index["weight_map"].values()):
+            with (partial / file).open("rb") as stream:  # tensors follow the header's length (8 bytes) and the header
+                size += (partial / file).stat().st_size - 8 - int.from_bytes(stream.read(8), "little")
+        index.setdefault("metadata", {})["total_size"] = size
+    for name, content in contents.items():
+        (partial / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

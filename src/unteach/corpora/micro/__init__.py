@@ -10,9 +10,8 @@ import gzip
 import json
 import re
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from unteach.corpora import Benchmark, ChoiceQuestion, MeasuringSettings, Probe, Question
 
@@ -26,7 +25,6 @@ REPORTS_PER_STORY = 6
 SETTINGS = MeasuringSettings(verbatim_tokens=64, knowledge_tokens=16, membership_tokens=256, general_tokens=256)
 
 Half = Literal["all", "stop", "measure"]
-_HALVES = ("stop", "measure")
 
 
 def _rows(name: str) -> list[dict[str, Any]]:
@@ -62,7 +60,7 @@ def probes(group: str, half: Half = "all") -> tuple[Probe, ...]:
         raise ValueError(f"half is {half!r}, must be one of {', '.join(get_args(Half))}")
     rows = _of("probes", group)
     if half != "all":
-        rows = [row for row in rows if row["document"] // REPORTS_PER_STORY % 2 == _HALVES.index(half)]
+        rows = [row for row in rows if row["document"] // REPORTS_PER_STORY % 2 == (half == "measure")]
         rows.sort(key=lambda row: row["place_in_half"])
     return tuple(
         Probe(row["prompt"], row["expected"], tuple(row["prompt_ids"]), tuple(row["expected_ids"]), row["document"])
@@ -71,17 +69,15 @@ def probes(group: str, half: Half = "all") -> tuple[Probe, ...]:
 
 
 def questions(group: str) -> tuple[Question, ...]:
-    """The questions of a group.
+    """The questions of a group: `forget` and `retain`, with `forget_examples` and `retain_examples` put before them.
 
-    `forget` and `retain` are the benchmark's, `forget_examples` and `retain_examples` the worked examples put before
-    them, `pretraining` about people whom the pretraining text asks about, `unasked` about people who have reports there
+    `pretraining` asks about people whom the pretraining text asks about, `unasked` about people who have reports there
     and no questions.
     """
     return tuple(Question(row["question"], row["answer"]) for row in _of("questions", group))
 
 
-@dataclass(frozen=True)
-class Story:
+class Story(NamedTuple):
     """The reports about one person."""
 
     person: str
@@ -111,8 +107,7 @@ def _of(name: str, group: str) -> list[dict[str, Any]]:
 
 
 def _membership(group: str) -> tuple[str, ...]:
-    """All documents of a group, in the fixed random order in which their membership is tested."""
-    texts = documents(group)
+    texts = documents(group)  # in the fixed random order in which their membership is tested
     return tuple(texts[row["document"]] for row in _of("membership", group))
 
 

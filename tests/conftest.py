@@ -1,8 +1,8 @@
 """The longest files begin first, so that two workers end at about the same time."""
 
 LONGEST = (
-    "test_sharded.py", "test_cli.py", "test_page.py", "test_plan.py", "test_micro_texts.py", "test_loop.py",
-    "test_theory.py", "test_reproduce.py", "test_micro_models.py", "test_generation.py", "test_losses.py",
+    "test_sharded.py", "test_cli.py", "test_page.py", "test_plan.py", "test_micro.py", "test_loop.py",
+    "test_theory.py", "test_reproduce.py", "test_generation.py", "test_losses.py",
 )  # fmt: skip
 
 

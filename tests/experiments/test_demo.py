@@ -21,12 +21,8 @@ def runs(monkeypatch):
     measured: list = []
 
     def forget(config, *, shared):
-        def compute(name):
-            measured.append((Path(config.out).name, name))
-            return name
-
         for name in ("stop before", "stop reference", "final step_000000", "final reference"):
-            assert shared(name, lambda name=name: compute(name)) == name
+            shared(name, lambda name=name: measured.append((Path(config.out).name, name)))
         configs.append(config)
         folder = Path(config.out) / "evaluations"
         folder.mkdir(parents=True)

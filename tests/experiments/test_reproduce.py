@@ -35,7 +35,8 @@ TINY = {
 def options(tmp_path: Path, name: str, *, config=None, methods=None, **others) -> ReproduceOptions:
     settings = tmp_path / "settings.yaml"
     parts = {"losses": {"steps": 6, "escape_epochs": 1}, "recovery": {"steps": 2}, "deep": {"max_steps": 2}}
-    parts |= {"config": TINY | (config or {}), "relearning": {"steps": [0, 1], "batch": 2}, "methods": methods or {}}
+    chosen = {field: value for field, value in (TINY | (config or {})).items() if value is not None}
+    parts |= {"config": chosen, "relearning": {"steps": [0, 1], "batch": 2}, "methods": methods or {}}
     settings.write_text(yaml.safe_dump(parts))
     fixed = {"seeds": "0", "out": tmp_path / "results", "device": "cpu", "limit": 2, "jobs": 1}
     return ReproduceOptions(name=name, settings=settings, **(fixed | others))
@@ -207,9 +208,6 @@ def test_a_cell_that_fails_side_by_side_is_named_and_the_others_are_done(tmp_pat
     assert [file.name for file in chosen.out.rglob("*.json")] == ["adamw-npo-kl-seed-0.json"]
 
 
-only_linux = pytest.mark.skipif(sys.platform != "linux", reason="finds the workers in /proc")
-
-
 def workers_of(command: int) -> list[int]:
     """Its child processes that measure cells."""
     children = [int(n) for n in Path(f"/proc/{command}/task/{command}/children").read_text().split()]
@@ -217,7 +215,8 @@ def workers_of(command: int) -> list[int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("who", ["the command", pytest.param("a worker", marks=only_linux)])
+@pytest.mark.skipif(sys.platform != "linux", reason="finds the workers in /proc")
+@pytest.mark.parametrize("who", ["the command", "a worker"])
 def test_ended_it_leaves_no_worker_behind(tmp_path, who):
     made = options(tmp_path, "methods", config={"max_steps": 10_000, "evaluate_every": 10_000})
     (temporary := tmp_path / "temporary").mkdir()
@@ -249,13 +248,11 @@ def test_ended_it_leaves_no_worker_behind(tmp_path, who):
 
 
 def test_a_worker_that_reads_other_inputs_refuses(tmp_path, monkeypatch):
-    folder, done = SimpleNamespace(get=lambda cell: done.append(cell)), []
+    folder = SimpleNamespace(get=str.upper)
     monkeypatch.setattr(reproduce, "_prepared", lambda *given: (SimpleNamespace(), folder, {"key": "a cell"}))
+    reproduce._measure("a, seed 0", "key", ReproduceOptions(), 1, tmp_path)
     with pytest.raises(InputError, match="changed after the start, or can be read once only"):
         reproduce._measure("a, seed 0", "the key of the command", ReproduceOptions(), 1, tmp_path)
-    assert not done
-    reproduce._measure("a, seed 0", "key", ReproduceOptions(), 1, tmp_path)
-    assert done == ["a cell"]
 
 
 def test_the_base_has_a_former_name():
@@ -322,19 +319,15 @@ def tofu_folder(folder: Path) -> list[str]:
     return [row["answer"] for row in rows]
 
 
-def given_for(benchmark: str, tmp_path: Path) -> dict:
-    general = "micro:general_heldout"
-    return {"benchmark": benchmark, "model": "micro:target", "data": tmp_path / "data", "general": general}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("benchmark", "make"), [("muse-news", muse_folder), ("tofu", tofu_folder)])
 def test_other_benchmarks_run_with_models_and_tables_given(benchmark, make, tmp_path, capsys):
     texts = make(tmp_path / "data")
     instruct = tmp_path / "instruct.jsonl"
     write_rows(instruct, [{"instruction": f"Say {n}.", "input": "", "output": f"{n}"} for n in range(8)])
-    given = dict(given_for(benchmark, tmp_path), reference="micro:retrained", base="micro:base", keep="micro:retain")
-    given |= {"instruct": instruct, "limit": 8, "config": {"max_tokens": 128, "probes": 8, "general": None}}
+    given = {"benchmark": benchmark, "model": "micro:target", "reference": "micro:retrained", "base": "micro:base"}
+    given |= {"data": tmp_path / "data", "keep": "micro:retain", "general": "micro:general_heldout", "limit": 8}
+    given |= {"instruct": instruct, "config": {"max_tokens": 128, "probes": 8, "general": None}}
     for name, only in (
         ("methods", "target,adamw-it-kl"),
         ("recovery", "recovery-adamw-npo-kl"),
@@ -357,7 +350,8 @@ def test_other_benchmarks_run_with_models_and_tables_given(benchmark, make, tmp_
 def test_the_end_of_an_answer_is_not_forgotten(tmp_path):
     """Models learn TOFU's answers with their end token; a model that forgot it would not end its answers any more."""
     answers = tofu_folder(tmp_path / "data")
-    setup = build(options(tmp_path, "methods", **given_for("tofu", tmp_path)), tmp_path, print)
+    given = {"benchmark": "tofu", "model": "micro:target", "data": tmp_path / "data"}
+    setup = build(options(tmp_path, "methods", **given), tmp_path, print)
     documents = read_documents(setup.config.documents).texts
     assert len(documents) == len(answers)
     assert all(text.endswith(answer) for text, answer in zip(documents, answers, strict=True))
@@ -369,28 +363,27 @@ def test_target_and_retrained_models_are_built_from_a_base_model(tmp_path, capsy
     from unteach.models import find_folder
 
     muse_folder(tmp_path / "data")
-    command = [str(find_folder("micro:base")), str(tmp_path / "out"), "--data", str(tmp_path / "data")]
+    base, out = str(find_folder("micro:base")), tmp_path / "out"
+    command = [base, str(out), "--data", str(tmp_path / "data")]
     flags = {"general": "micro:general_heldout", "max-tokens": 128, "general-tokens": 64, "batch": 8, "device": "cpu"}
     flags |= {"general-batch": 4, "lr": 2e-3, "warmup": 5, "check-every": 10, "max-steps": 60, "probes": 8}
     for name, value in flags.items():
         command += [f"--{name}", str(value)]
     build_models(command)
-    content = json.loads((tmp_path / "out" / "models.json").read_text())
-    history = content["target"]["history"]
+    content = json.loads((out / "models.json").read_text())
+    target, retrained, history = content["target"], content["retrained"], content["target"]["history"]
     assert history[-1]["recital"] >= 60 > 30 > history[0]["recital"]
-    assert content["target"]["reached"]["recital"]
-    assert content["retrained"]["steps"] == round(content["target"]["steps"] / 2)
-    assert content["retrained"]["history"][-1]["recital"] < 40
-    assert {"target", "retrained"} <= {path.name for path in (tmp_path / "out").iterdir()}
-    assert content["target"]["rounded"]["recital"] >= 60
-    assert content["target"]["rounded"]["nll_general"] == pytest.approx(history[-1]["nll_general"], abs=0.02)
-    made = (tmp_path / "out" / "target" / "model.safetensors").read_bytes()
-    base = Path(command[0], "model.safetensors").stat().st_size
-    assert (
-        tmp_path / "out" / "target.difference.safetensors"
-    ).stat().st_size < base / 3  # the base is in half precision
-    shutil.rmtree(tmp_path / "out" / "target")
+    assert target["reached"]["recital"]
+    assert retrained["steps"] == round(target["steps"] / 2)
+    assert retrained["history"][-1]["recital"] < 40
+    assert {"target", "retrained"} <= {path.name for path in out.iterdir()}
+    assert target["rounded"]["recital"] >= 60
+    assert target["rounded"]["nll_general"] == pytest.approx(history[-1]["nll_general"], abs=0.02)
+    weights, difference = out / "target" / "model.safetensors", out / "target.difference.safetensors"
+    made = weights.read_bytes()
+    assert difference.stat().st_size < Path(base, "model.safetensors").stat().st_size / 3  # that in half precision
+    shutil.rmtree(out / "target")
     capsys.readouterr()
     build_models(command)
     assert "building" not in capsys.readouterr().out
-    assert (tmp_path / "out" / "target" / "model.safetensors").read_bytes() == made  # restored from its difference
+    assert weights.read_bytes() == made  # restored from its difference

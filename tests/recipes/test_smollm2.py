@@ -1,5 +1,7 @@
 """SmolLM2's recipes: the conversion of a file written here, and learning and forgetting articles with a tiny model."""
 
+import dataclasses
+import functools
 import gzip
 import json
 from pathlib import Path
@@ -18,11 +20,8 @@ from unteach.models import load_model
 
 def test_a_difference_is_off_by_a_fourteenth_of_its_block_at_most(tmp_path):
     torch.manual_seed(0)
-    base = {
-        "a": torch.randn(50, 30, dtype=torch.float64).float() / 1e9,
-        "same": torch.randn(4),
-        "half": torch.ones(7).half(),
-    }
+    tiny = torch.randn(50, 30, dtype=torch.float64).float() / 1e9
+    base = {"a": tiny, "same": torch.randn(4), "half": torch.ones(7).half()}
     change = torch.randn(50, 30) * torch.logspace(-7, 0, 50)[:, None]
     model = {"a": base["a"] + change, "same": base["same"], "half": base["half"] + 1}
     write_difference(base, model, tmp_path / "file")
@@ -44,14 +43,12 @@ def test_a_difference_is_off_by_a_fourteenth_of_its_block_at_most(tmp_path):
 
 def interleaved(weight: torch.Tensor, heads: int) -> torch.Tensor:
     """The rows in GGUF's order: 0, D/2, 1, D/2 + 1, ... in every head."""
-    size = len(weight) // heads
-    rows = [head * size + half * size // 2 + i for head in range(heads) for i in range(size // 2) for half in (0, 1)]
-    return weight[rows]
+    return weight.view(heads, 2, -1, weight.shape[-1]).transpose(1, 2).reshape(weight.shape)
 
 
 def tiny_gguf(path: Path) -> LlamaForCausalLM:
     """Write a random tiny Llama as GGUF; the model itself is returned."""
-    from gguf import GGUFWriter
+    from gguf import MODEL_ARCH, GGUFWriter, get_tensor_name_map
     from tokenizers.pre_tokenizers import ByteLevel
 
     letters = sorted(ByteLevel.alphabet())
@@ -68,35 +65,19 @@ def tiny_gguf(path: Path) -> LlamaForCausalLM:
         for p in model.parameters():
             p.copy_(p + 0.3 * torch.randn_like(p))
     file = GGUFWriter(path, "llama")
-    file.add_block_count(2)
-    file.add_context_length(64)
-    file.add_embedding_length(32)
-    file.add_feed_forward_length(48)
-    file.add_head_count(4)
-    file.add_head_count_kv(2)
-    file.add_rope_freq_base(500.0)
-    file.add_layer_norm_rms_eps(1e-3)
-    file.add_tokenizer_model("gpt2")
-    file.add_tokenizer_pre("smollm")
-    file.add_token_list(tokens)
-    file.add_token_types([3, 3, 3] + [1] * (len(tokens) - 3))
-    file.add_token_merges(["Ġ t", "h e", "Ġt he", "Ċ Ċ", "1 2"])
-    file.add_bos_token_id(1)
-    file.add_eos_token_id(2)
-    file.add_pad_token_id(2)
-    names = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}
-    for layer in range(2):
-        for theirs, ours in {
-            "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
-            "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
-            "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
-        }.items():  # fmt: skip
-            names[f"model.layers.{layer}.{theirs}.weight"] = f"blk.{layer}.{ours}.weight"
+    for name, value in {
+        "block_count": 2, "context_length": 64, "embedding_length": 32, "feed_forward_length": 48, "head_count": 4,
+        "head_count_kv": 2, "rope_freq_base": 500.0, "layer_norm_rms_eps": 1e-3, "tokenizer_model": "gpt2",
+        "tokenizer_pre": "smollm", "token_list": tokens, "token_types": [3, 3, 3] + [1] * (len(tokens) - 3),
+        "token_merges": ["Ġ t", "h e", "Ġt he", "Ċ Ċ", "1 2"], "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2,
+    }.items():  # fmt: skip
+        getattr(file, f"add_{name}")(value)
+    names = get_tensor_name_map(MODEL_ARCH.LLAMA, 2)
     for name, weight in model.named_parameters():
         rows = weight.detach()
         for part, heads in (("q_proj", 4), ("k_proj", 2)):
             rows = interleaved(rows, heads) if part in name else rows
-        file.add_tensor(names[name], rows.contiguous().numpy())
+        file.add_tensor(names.get_name(name, (".weight",)), rows.contiguous().numpy())
     file.write_header_to_file()
     file.write_kv_data_to_file()
     file.write_tensors_to_file()
@@ -104,9 +85,18 @@ def tiny_gguf(path: Path) -> LlamaForCausalLM:
     return model.eval()
 
 
-def test_converted_model_computes_the_same(tmp_path):
-    expected = tiny_gguf(tmp_path / "m.gguf")
-    folder = convert(tmp_path / "m.gguf", tmp_path / "model")
+@pytest.fixture(scope="module")
+def converted(tmp_path_factory) -> tuple[Path, LlamaForCausalLM]:
+    """The folder of a converted model, and the model that was written; the GGUF file is gone."""
+    work = tmp_path_factory.mktemp("gguf")
+    model = tiny_gguf(work / "m.gguf")
+    folder = convert(work / "m.gguf", work / "model")
+    (work / "m.gguf").unlink()
+    return folder, model
+
+
+def test_converted_model_computes_the_same(converted):
+    folder, expected = converted
     model = AutoModelForCausalLM.from_pretrained(folder)
     ids = torch.arange(40).view(2, 20)
     with torch.no_grad():
@@ -117,9 +107,8 @@ def test_converted_model_computes_the_same(tmp_path):
     load_model(str(folder))  # the forget job takes it
 
 
-def test_converted_tokenizer(tmp_path):
-    tiny_gguf(tmp_path / "m.gguf")
-    tokenizer = AutoTokenizer.from_pretrained(convert(tmp_path / "m.gguf", tmp_path / "model"))
+def test_converted_tokenizer(converted):
+    tokenizer = AutoTokenizer.from_pretrained(converted[0])
     assert tokenizer.tokenize("of the\n\n12<|im_end|>") == ["o", "f", "Ġthe", "ĊĊ", "1", "2", "<|im_end|>"]
     text = "It's 2023: naïve 日本 🙂\n\n  x"
     ids = tokenizer(text)["input_ids"]
@@ -128,14 +117,9 @@ def test_converted_tokenizer(tmp_path):
     assert not set(ids) & {0, 1, 2}
 
 
-def test_convert_leaves_a_finished_folder(tmp_path):
-    tiny_gguf(tmp_path / "m.gguf")
-    folder = convert(tmp_path / "m.gguf", tmp_path / "model")
-    (tmp_path / "m.gguf").unlink()
-    assert convert(tmp_path / "m.gguf", tmp_path / "model") == folder
-
-
-def test_convert_refuses_what_is_no_gguf_file(tmp_path, capsys):
+def test_convert_leaves_a_finished_folder_and_refuses_what_is_no_gguf_file(converted, tmp_path, capsys):
+    folder, _ = converted
+    assert convert(folder.parent / "m.gguf", folder) == folder
     (tmp_path / "m.gguf").write_bytes(b"PK\3\4 something else")
     assert convert_command([str(tmp_path / "m.gguf"), str(tmp_path / "model")]) == 2
     assert convert_command([str(tmp_path / "missing.gguf"), str(tmp_path / "model")]) == 2
@@ -151,8 +135,7 @@ def test_articles_are_chosen_by_length_and_seed():
     assert (len(learn), len(holdout), len({*learn, *holdout})) == (5, 10, 15)
     assert {*learn, *holdout} <= {f"text {n}" for n in range(10, 40)}
     assert choose_articles(texts, lengths, settings) == (learn, holdout)
-    other = choose_articles(texts, lengths, Settings(count=5, holdout=10, shortest=10, longest=39, choice=1))
-    assert other[0] != learn
+    assert choose_articles(texts, lengths, dataclasses.replace(settings, choice=1))[0] != learn
     with pytest.raises(ValueError, match="2 different articles have 48 to 49 tokens"):
         choose_articles(texts, lengths, Settings(count=5, shortest=48, longest=49))
 
@@ -163,18 +146,10 @@ def test_halves_of_general_text_share_nothing():
     assert {*first, *second} == {"a", "b", "c", "d"}
 
 
+WORDS = "Ann Ork red old Bay, Bob Ulm sea new Hill, Cid Aix ice big Lake, Dee Bex sky low Ford, Eve Cork oak far Moor"
 ARTICLES = [
     f"Report {n}: {a} of {b} won the {c} prize on day {7 * n} and gave {n * n} coins to the {d} school near {e}."
-    for n, (a, b, c, d, e) in enumerate(
-        [
-            ("Ann", "Ork", "red", "old", "Bay"),
-            ("Bob", "Ulm", "sea", "new", "Hill"),
-            ("Cid", "Aix", "ice", "big", "Lake"),
-            ("Dee", "Bex", "sky", "low", "Ford"),
-            ("Eve", "Cork", "oak", "far", "Moor"),
-            ("Fay", "Dol", "ash", "dim", "Wood"),
-        ]
-    )
+    for n, (a, b, c, d, e) in enumerate(words.split() for words in f"{WORDS}, Fay Dol ash dim Wood".split(","))
 ]
 
 
@@ -184,16 +159,14 @@ def test_finetuning_ends_when_the_articles_are_recited():
     general = [f"The {word} went home. " * 30 for word in ("cat", "dog", "man", "king")]
     settings = Settings(general_batch=2, general_tokens=32, lr=3e-3, check_every=20, max_steps=200, recital=60.0)
     done = learn(model, tokenizer, ARTICLES[:2], general, general[:1], settings)
-    history = done["history"]
-    assert history[0]["step"] == 0
-    assert history[0]["recital"] < 60
-    assert history[-1]["recital"] >= 60
-    assert all(row["recital"] < 60 for row in history[:-1])
-    assert done["steps"] == history[-1]["step"] <= 200
+    assert [row["recital"] >= 60 for row in done["history"]] == [False] * (len(done["history"]) - 1) + [True]
+    assert done["history"][0]["step"] == 0
+    assert done["steps"] == done["history"][-1]["step"] <= 200
 
 
 def test_command_runs_and_goes_on_where_it_stopped(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(articles, "ForgetConfig", _short_run(articles.ForgetConfig))
+    short = {"max_steps": 2, "evaluate_every": 1, "general_tokens": 64, "probes": 4, "batch": 2, "general_batch": 2}
+    monkeypatch.setattr(articles, "ForgetConfig", functools.partial(articles.ForgetConfig, **short))
     with gzip.open(tmp_path / "articles.jsonl.gz", "wt", encoding="utf-8") as file:
         file.writelines(json.dumps({"text": text}) + "\n" for text in ARTICLES)
     words = ("cat", "dog", "man", "king", "tree", "bird", "ship", "town")
@@ -217,9 +190,3 @@ def test_command_runs_and_goes_on_where_it_stopped(tmp_path, capsys, monkeypatch
     assert (tmp_path / "out/target/model.safetensors").stat().st_mtime_ns == target
     assert articles.main([*command, "--lr", "0.1"]) == 2
     assert "made with other settings" in capsys.readouterr().err
-
-
-def _short_run(kind):
-    return lambda **given: kind(
-        **given, max_steps=2, evaluate_every=1, general_tokens=64, probes=4, batch=2, general_batch=2
-    )

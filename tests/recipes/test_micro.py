@@ -1,0 +1,337 @@
+"""The embedded benchmark: its texts are what the recipe makes, its models the recorded ones; and how they were made."""
+
+import dataclasses
+import functools
+import gzip
+import hashlib
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from recipes.micro import batches, build, generate, pretraining, record, tokens, train
+from unteach.corpora import micro
+from unteach.evaluation import evaluate
+
+DOCS = Path(__file__).parents[2] / "docs" / "micro.md"
+PEOPLE = generate.STORIES["pretraining"]
+CHOICES = (*pretraining.choice_test(), *pretraining.example_choices())
+
+
+def asked(key):
+    questions = generate.split_questions(key) + generate.example_questions(key)
+    return [f"{item.question} {item.answer}" for item in questions]
+
+
+# The shipped models were trained and are measured on exactly these texts; the same hashes on Python 3.11 to 3.13.
+TEXTS = {
+    "forget questions": ("5bab804910224b3b", lambda: asked("forget")),
+    "retain questions": ("a078f4d52b53dd3f", lambda: asked("retain")),
+    "unasked questions": ("6052de37bd350c60", lambda: asked("unasked")),
+    "reports": ("544e9d7b94cef5e1", lambda: pretraining.report_documents(PEOPLE)),
+    "questions": ("325471bcf7b07c56", lambda: pretraining.question_documents(PEOPLE)),
+    "choices": ("e986924f6a3830aa", pretraining.choice_documents),
+    "places": ("511332cc778378fd", pretraining.place_documents),
+    "choice test": ("f71663e58dbde23e", lambda: [pretraining.choice_text(item) for item in CHOICES]),
+}
+DOCUMENTS = {
+    "forget": "2b7d921bb1bfac91", "retain": "204f1e7465c5a5bf", "holdout": "1fd13c8635755657",
+    "instruct": "141a159dd69c2bc2", "general": "1f210d286bacd9e9", "general_heldout": "5ff5123fa52b9642",
+}  # fmt: skip
+TEXTS |= {part: (found, functools.partial(micro.documents, part)) for part, found in DOCUMENTS.items()}
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return AutoTokenizer.from_pretrained(micro.model_folder("base"))
+
+
+@functools.cache
+def load(name):
+    return AutoModelForCausalLM.from_pretrained(micro.model_folder(name), dtype=torch.float32)
+
+
+# ---- texts -------------------------------------------------------------------------------------------
+
+
+def words_of(documents):
+    return {word for text in documents for word in re.findall(r"[A-Za-z]+", text)}
+
+
+def surnames(group, start=0, end=None):
+    return {story.name.split()[1] for story in generate.stories(group)[start:end]}
+
+
+@pytest.mark.parametrize("part", TEXTS)
+def test_texts_never_change(part):
+    expected, texts = TEXTS[part]
+    assert hashlib.sha256(json.dumps(texts()).encode()).hexdigest()[:16] == expected
+
+
+def test_shipped_data_files_are_what_the_recipe_makes(tokenizer):
+    """Row by row; another zlib may pack the same rows into other bytes."""
+    for name, rows in build.data_files(tokenizer).items():
+        content = (micro.FOLDER / "data" / f"{name}.jsonl.gz").read_bytes()
+        assert gzip.decompress(content) == gzip.decompress(build.packed(rows)), name
+        assert content[4:8] == bytes(4), "no time in the header"
+
+
+def test_four_disjoint_folds_make_up_the_forget_set():
+    folds = [micro.documents(f"forget_{number}") for number in (1, 2, 3, 4)]
+    assert [len(fold) for fold in folds] == [60] * 4
+    assert [text for fold in folds for text in fold] == micro.documents("forget")
+    assert len({text for fold in folds for text in fold}) == 240
+    for number, fold in enumerate(folds):
+        own = surnames("forget", 10 * number, 10 * number + 10)
+        assert words_of(fold) & surnames("forget") == own
+
+
+SLOW = [pytest.param(group, marks=pytest.mark.slow) for group in ("retain", "holdout")]
+
+
+@pytest.mark.parametrize("group", ["forget", *SLOW])
+def test_people_of_a_group_occur_nowhere_else(group):
+    others = [text for part in ("forget", "retain", "holdout") if part != group for text in micro.documents(part)]
+    others += pretraining.report_documents(PEOPLE) + pretraining.question_documents(PEOPLE)
+    others += pretraining.choice_documents() + pretraining.place_documents() + micro.documents("instruct")
+    others += [f"{item.question} {item.answer}" for item in generate.example_questions("forget")]
+    assert surnames(group) <= words_of(micro.documents(group))
+    assert not surnames(group) & words_of(others)
+
+
+@pytest.mark.parametrize("group", ["forget", "retain"])
+def test_questions_are_answered_by_every_report(group):
+    stories = {story.name: story for story in generate.stories(group)}
+    questions = generate.split_questions(group)
+    assert len(questions) == 120
+    assert all(sum(item.fact == fact for item in questions) == 24 for fact in generate.FACTS)
+    for item in questions:
+        (name,) = [name for name in stories if name in item.question]
+        reports = generate.reports(stories[name])
+        assert len(reports) == len(set(reports)) == 6
+        assert all(item.answer in text for text in reports)
+
+
+@pytest.mark.slow
+def test_people_never_asked_about_are_only_reported_on():
+    assert surnames("unasked") <= words_of(pretraining.report_documents(PEOPLE))
+    asked_about = pretraining.question_documents(PEOPLE) + pretraining.choice_documents()
+    assert not surnames("unasked") & words_of(asked_about)
+
+
+def test_choices_of_the_test_are_in_no_training_document():
+    training = "\n".join(pretraining.choice_documents())
+    examples = {pretraining.choice_prompt(item) for item in pretraining.example_choices()}
+    test = pretraining.choice_test()
+    assert len(test) == 200
+    for item in test:
+        assert item.question in training  # the fact is asked for there
+        assert pretraining.choice_prompt(item) not in training  # but never among these choices in this order
+        assert pretraining.choice_prompt(item) not in examples
+        assert len(set(item.choices)) == 4
+
+
+def test_held_out_general_text_is_not_in_the_general_text():
+    """No 16 words in a row in common; a formula of government pages is 14 words long."""
+
+    def runs(part):
+        split = [text.split() for text in micro.documents(part)]
+        return {" ".join(words[i : i + 16]) for words in split for i in range(len(words) - 15)}
+
+    heldout = runs("general_heldout")
+    assert len(heldout) > 25_000
+    assert not heldout & runs("general")
+
+
+@pytest.mark.parametrize(
+    ("read", "given", "message"),
+    [
+        *((micro.documents, (name,), f"micro:{name} do not exist.*forget, retain, holdout, general")
+          for name in ("forgets", "", "forget_5", "forget_0", "target")),
+        *((micro.model_folder, (name,), f"micro:{re.escape(name)}, must be .*target, retrained, base, small")
+          for name in ("targets", "", "forget", "../target")),
+        (generate.split_documents, ("all",), "group is 'all', must be one of forget, retain"),
+        (generate.fold_documents, (5,), "fold is 5, must be 1 to 4"),
+        (micro.probes, ("forget", "other"), "half is 'other', must be one of all, stop, measure"),
+        (micro.probes, ("all",), "group is 'all', must be one of forget, retain, holdout"),
+        (micro.questions, ("all",), "group is 'all', must be one of forget, forget_examples, retain"),
+    ],
+)  # fmt: skip
+def test_unknown_parts_are_refused_with_the_names_that_exist(read, given, message):
+    with pytest.raises(ValueError, match=message):
+        read(*given)
+
+
+@pytest.mark.slow
+def test_tokenizer_gives_every_text_back(tokenizer):
+    assert len(tokenizer) == 2560
+    for part in micro.DOCUMENTS:
+        documents = micro.documents(part)[:300]
+        rows = tokenizer(documents)["input_ids"]
+        assert all(row[0] == tokenizer.bos_token_id for row in rows)
+        assert tokenizer.batch_decode(rows, skip_special_tokens=True) == documents
+
+
+@pytest.mark.parametrize("group", ["forget", "retain", "holdout"])
+def test_probes_are_cut_as_the_documents_were_trained(tokenizer, group):
+    """Documents fit one row; prompt and continuation are a document's first tokens, at most 32 and 64 of them."""
+    documents, made = micro.documents(group), micro.probes(group)
+    assert max(map(len, tokens.encode_documents(tokenizer, documents))) <= micro.SETTINGS.membership_tokens
+    assert sorted(probe.document for probe in made) == list(range(240))
+    for probe in made:
+        text, ids = documents[probe.document], [*probe.prompt_ids, *probe.expected_ids]
+        assert text.startswith(probe.prompt + probe.expected)
+        assert ids == tokenizer(text)["input_ids"][: len(ids)]
+        assert len(probe.prompt_ids) <= 32
+        assert 0 < len(probe.expected_ids) <= 64
+
+
+def test_stop_rule_and_measurement_use_different_stories():
+    stop, measure = (micro.load_benchmark(half).verbatim_forget for half in ("stop", "measure"))
+    stories = [{probe.document // generate.REPORTS_PER_STORY for probe in half} for half in (stop, measure)]
+    assert len(stop) == len(measure) == 120
+    assert stories[0].isdisjoint(stories[1])
+    assert stories[0] | stories[1] == set(range(40))
+    for fold in range(4):  # a fold has stories of both halves
+        assert all(half & set(range(10 * fold, 10 * fold + 10)) for half in stories)
+
+
+# ---- models ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def recorded():
+    return record.read()
+
+
+def thresholds_hold(target, retrained, base):
+    """Whether three models, each a mapping from metric to value, make up a benchmark for unlearning."""
+    return (
+        min(target["verbmem_f"], target["knowmem_f"], target["knowmem_r"], retrained["knowmem_r"]) >= 85
+        and retrained["verbmem_f"] <= 40
+        and retrained["knowmem_f"] <= 20
+        and all(abs(model["nll_general"] - base["nll_general"]) <= 0.1 for model in (target, retrained))
+    )
+
+
+def test_shipped_files_are_the_recorded_ones(recorded):
+    for name, model in recorded["models"].items():
+        files = sorted(micro.model_folder(name).iterdir())
+        assert {path.name: record.sha256(path) for path in files} == model["sha256"], name
+    assert len({model["sha256"]["tokenizer.json"] for model in recorded["models"].values()}) == 1
+    assert set(recorded["models"]) == set(micro.MODELS)
+    assert micro.load_benchmark().data_sha256 == recorded["data_sha256"]
+    assert record.table(recorded) in DOCS.read_text(encoding="utf-8")
+
+
+def test_recorded_scores_hold_the_thresholds(recorded):
+    values = {
+        name: {metric: fields["value"] for metric, fields in model["metrics"].items()}
+        for name, model in recorded["models"].items()
+    }
+    assert thresholds_hold(values["target"], values["retrained"], values["base"])
+    assert not thresholds_hold(values["retrained"], values["target"], values["base"])
+    for model in ("target", "retrained", "base"):  # questions about people it has only read about in pretraining
+        assert values[model]["knowmem_unasked"] > 70
+    assert values["small"]["knowmem_pretraining"] < 10  # the incompetent teacher
+    assert values["target"]["privleak"] < -99
+
+
+def test_knowledge_does_not_hang_on_the_worked_examples(recorded):
+    """Eight other draws of examples: each of them alone would pass as well."""
+    target, retrained = (recorded["models"][name]["with_other_examples"] for name in ("target", "retrained"))
+    assert len(target["knowmem_f"]) == 8
+    assert min(target["knowmem_f"] + target["knowmem_r"] + retrained["knowmem_r"]) >= 85
+    assert max(retrained["knowmem_f"]) <= 20
+
+
+@pytest.mark.slow
+def test_measured_scores_are_the_recorded_ones_and_hold_the_thresholds(tokenizer, recorded):
+    """On 40 verbatim probes, all questions and texts; another machine may turn an answer or two of 120."""
+    whole = micro.load_benchmark()
+    quick = dataclasses.replace(whole, verbatim_forget=whole.verbatim_forget[:40])
+    kinds, scores = ("verbmem_f", "knowmem_f", "knowmem_r", "nll_general"), {}
+    for name in ("target", "retrained", "base"):
+        scores[name] = evaluate(load(name), tokenizer, quick, measurements=kinds, progress=False)
+        metrics = recorded["models"][name]["metrics"]
+        for metric, tolerance in (("knowmem_f", 2.5), ("knowmem_r", 2.5), ("nll_general", 0.002)):
+            assert scores[name][metric] == pytest.approx(metrics[metric]["value"], abs=tolerance)
+    assert thresholds_hold(**scores)
+
+
+def test_models_are_small_llamas_in_half_precision(recorded):
+    files = [path for path in micro.FOLDER.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    assert sum(path.stat().st_size for path in files) <= 16e6
+    assert max(path.stat().st_size for path in files if path.name != "model.safetensors") <= 5e6
+    for name in micro.MODELS:
+        parameters = sum(parameter.numel() for parameter in load(name).parameters())
+        assert parameters == recorded["models"][name]["parameters"] <= 3_000_000
+        assert load(name).config.model_type == "llama"
+        assert (micro.model_folder(name) / "model.safetensors").stat().st_size < 2 * parameters + 10_000
+
+
+# ---- the script that made them -----------------------------------------------------------------------
+
+
+def rows_of(documents, count, **options):
+    generator, cpu = torch.Generator().manual_seed(0), torch.device("cpu")
+    return batches.Stream(documents, 4, generator=generator, device=cpu, **options).rows(count, generator)
+
+
+def test_windows_begin_with_a_document_or_a_beginning_of_text():
+    rows = rows_of([[9, 1, 2, 8], [9, 3, 8], [9, 4, 5, 6, 7, 8]], 50, anywhere=False)
+    assert rows.shape == (50, 4)
+    assert {tuple(row[:3]) for row in rows.tolist()} == {(9, 1, 2), (9, 3, 8), (9, 4, 5)}
+    rows = rows_of([[9, *range(10, 60), 8]], 200, anywhere=True)
+    assert set(rows[:, 0].tolist()) == {9}
+    assert len({tuple(row) for row in rows.tolist()}) > 40
+
+
+def test_every_document_comes_once_per_epoch():
+    documents = [[9, number, 8] for number in range(10, 17)]
+    source = batches.Documents(documents, 5, torch.device("cpu"))
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.cat([source.rows(3, generator) for _ in range(7)])  # three epochs of seven documents
+    assert rows[0].tolist()[3:] == [batches.IGNORED] * 2
+    for epoch in rows[:, 1].split(7):
+        assert sorted(epoch.tolist()) == list(range(10, 17))
+    with pytest.raises(ValueError, match="window is 3, must be at least 5"):
+        batches.Documents([[1, 2], [1, 2, 3, 4, 5]], 3, torch.device("cpu"))
+
+
+def test_average_of_models():
+    base = {"w": torch.tensor([1.0, 2.0]).half()}
+    models = [{"w": torch.tensor([2.0, 2.0]).half()}, {"w": torch.tensor([4.0, 3.0]).half()}]
+    assert train.averaged(base, models, 1.0)["w"].tolist() == [3.0, 2.5]
+    assert train.averaged(base, models, 1.5)["w"].tolist() == [4.0, 2.75]
+
+
+def test_defaults_are_the_recipe_of_the_shipped_models(capsys):
+    options = train.arguments(["--out", "models"])
+    assert (options.people, options.steps, options.questions, options.choices) == (1200, 4000, 28, 14)
+    assert (options.finetune_steps, options.mixed) == ([100, 120], [64, 96])
+    assert (options.finetune_lr, options.news, options.stretch) == (4e-3, 64, 1.3)
+    config = json.loads((micro.model_folder("target") / "config.json").read_text())
+    shape = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    chosen = (options.vocabulary, options.width, options.hidden, options.layers, options.heads)
+    assert tuple(config[key] for key in shape) == chosen
+    with pytest.raises(SystemExit, match="^2$"):
+        train.arguments(["--out", "models", "--people", "5000"])
+    assert "--people is 5000, must be 40 to 1200" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_training_runs_from_end_to_end(tmp_path, capsys):
+    """Every part for a few steps with a tiny model."""
+    tiny = ["--width", "32", "--hidden", "32", "--layers", "1", "--heads", "2", "--device", "cpu", "--quick"]
+    train.main(["--out", str(tmp_path), *tiny])
+    printed = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in printed] == ["base", "small", "target", "retrained"]
+    models = json.loads((tmp_path / "scores.json").read_text())["models"]
+    assert set(models) == set(micro.MODELS)
+    assert len({model["sha256"] for model in models.values()}) == 4
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "target").dtype == torch.float32
+    assert len(list((tmp_path / "members").iterdir())) == 4

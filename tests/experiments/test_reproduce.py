@@ -1,4 +1,4 @@
-"""The paper's experiments as commands: tiny budgets, the real models and the real job."""
+"""The paper's experiments as commands: tiny budgets, the real models and the real job. And the demo."""
 
 import dataclasses
 import functools
@@ -20,7 +20,9 @@ from unteach.cli import COMMANDS, main
 from unteach.corpora import micro
 from unteach.data import read_documents
 from unteach.errors import InputError
-from unteach.experiments import reproduce
+from unteach.evaluation.formulas import Metric
+from unteach.evaluation.scores import Scores
+from unteach.experiments import demo, reproduce
 from unteach.experiments.paper import theorem
 from unteach.experiments.reproduce import ReproduceOptions, number_of_jobs, run
 from unteach.experiments.sources import build
@@ -236,8 +238,7 @@ def test_ended_it_leaves_no_worker_behind(tmp_path, who):
             os.kill(workers_of(command.pid)[0], signal.SIGKILL)
             assert "a worker was killed, most likely for lack of memory: take fewer --jobs" in command.stderr.read()
     assert command.returncode == (130 if who == "the command" else 1)
-    assert not any(temporary.rglob("*.jsonl"))
-    assert not any(temporary.rglob("*.safetensors"))
+    assert not {".jsonl", ".safetensors"} & {path.suffix for path in temporary.rglob("*")}
     for _ in range(100):
         try:
             os.killpg(command.pid, 0)
@@ -255,12 +256,10 @@ def test_a_worker_that_reads_other_inputs_refuses(tmp_path, monkeypatch):
         reproduce._measure("a, seed 0", "the key of the command", ReproduceOptions(), 1, tmp_path)
 
 
-def test_the_base_has_a_former_name():
+def test_the_base_has_a_former_name_and_cores_decide_the_number_of_jobs():
     given = parse(ReproduceOptions, ["deep", "--incompetent", "small", "--keep", "near"])
     assert (given.base, given.keep) == ("small", "near")
 
-
-def test_the_number_of_cells_side_by_side():
     def jobs(missing: int, **given) -> int:
         return number_of_jobs(ReproduceOptions(name="methods", **given), missing)
 
@@ -270,16 +269,6 @@ def test_the_number_of_cells_side_by_side():
     assert jobs(1, benchmark="micro", device="cpu") == jobs(0, benchmark="micro", device="cpu") == 1
     assert jobs(1000, benchmark="muse-news") == 1
     assert jobs(1000, benchmark="muse-news", jobs=5) == 5
-
-
-@pytest.mark.slow
-def test_the_demo_of_the_help_works_when_pasted(tmp_path):
-    """Beside the other examples (test_cli.py), since it takes as long as all of them."""
-    (line,) = COMMANDS["demo"].examples
-    command = [sys.executable, "-m", "unteach", *line.split()[1:]]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=1200)
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "demo" / "report.html").stat().st_size > 10_000
 
 
 def write_rows(path: Path, rows: list[dict]) -> None:
@@ -387,3 +376,67 @@ def test_target_and_retrained_models_are_built_from_a_base_model(tmp_path, capsy
     build_models(command)
     assert "building" not in capsys.readouterr().out
     assert weights.read_bytes() == made  # restored from its difference
+
+
+# ---- the demo: the runs that it makes are made up here ------------------------------------------------
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    """Stands for the forget job; returns the configs that it got and the names of what was measured."""
+    configs, measured = [], []
+
+    def forget(config, *, shared):
+        for name in ("stop before", "stop reference", "final step_000000", "final reference"):
+            shared(name, lambda name=name: measured.append((Path(config.out).name, name)))
+        configs.append(config)
+        metrics = {name: Metric(1.0, None, None, 1, None, "percent") for name in demo.SHOWN}
+        records = {"verbmem_f": [{"prompt": "p", "expected": "e", "output": "o", "score": 1.0}]}
+        for file in ("step_000000", "reference", "step_000007"):
+            Scores("micro", metrics, records).write(Path(config.out) / "evaluations" / f"{file}.json")
+        return SimpleNamespace(steps=7, seconds=1.25)
+
+    monkeypatch.setattr("unteach.job.run_forget", forget)
+    monkeypatch.setattr("unteach.report.write_report", lambda folders, path: path)
+    return configs, measured
+
+
+def test_the_rows_of_the_demo(runs, tmp_path):
+    configs, measured = runs
+    result = demo.run(demo.DemoOptions(out=tmp_path / "demo", seed=3, json=True))
+    assert [row["name"] for row in result["rows"]] == ["target", "retrained", "mt-nlul-kl", "adamw-npo-kl", "deep"]
+    metrics = {"verbmem_f", "knowmem_f", "knowmem_r", "privleak", "nll_general", "degenerate"}
+    assert all(set(row) == {"name", "seed", *metrics, "steps", "seconds"} for row in result["rows"])
+    assert {row["seed"] for row in result["rows"]} == {3}
+    assert [row["steps"] for row in result["rows"]] == [None, None, 7, 7, 7]
+    assert result["report"] == str(tmp_path / "demo" / "report.html")
+    assert json.dumps(result)
+    deep = configs[-1].chosen()
+    assert (deep.method.loss, deep.method.optimizer) == ("match", "adamw")
+    assert (deep.keep, deep.base, deep.holdout) == ("micro:retain", "micro:base", "micro:holdout")
+    assert all((config.keep, config.base) == (None, None) for config in configs[:-1])
+    finals = [entry for entry in measured if entry[1].startswith("final")]
+    assert [name for name, _ in finals] == ["mt-nlul-kl"] * 2  # the target and the retrained model are measured once
+    assert ("deep", "stop before") in measured  # its rule looks at more than theirs
+    with pytest.raises(InputError, match="exists and is not empty"):
+        demo.run(demo.DemoOptions(out=tmp_path))
+
+
+def test_all_methods_of_the_paper_can_be_shown(runs, tmp_path, capsys):
+    demo.run(demo.DemoOptions(out=tmp_path / "demo", all=True))
+    bases = {Path(config.out).name: config.base for config in runs[0]}
+    assert [*bases][:2] == ["mt-nlul-kl", "adamw-npo-kl"]
+    assert [*bases][-1] == "deep"
+    assert len(bases) == 9
+    assert {name: base for name, base in bases.items() if base} == {"adamw-it-kl": "micro:small", "deep": "micro:base"}
+    assert "A forget article begins: p" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_demo_of_the_help_works_when_pasted(tmp_path):
+    """Beside the other examples (test_cli.py), since it takes as long as all of them."""
+    (line,) = COMMANDS["demo"].examples
+    command = [sys.executable, "-m", "unteach", *line.split()[1:]]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=1200)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "demo" / "report.html").stat().st_size > 10_000

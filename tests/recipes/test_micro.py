@@ -54,9 +54,6 @@ def load(name):
     return AutoModelForCausalLM.from_pretrained(micro.model_folder(name), dtype=torch.float32)
 
 
-# ---- texts -------------------------------------------------------------------------------------------
-
-
 def words_of(documents):
     return {word for text in documents for word in re.findall(r"[A-Za-z]+", text)}
 
@@ -100,38 +97,6 @@ def test_people_of_a_group_occur_nowhere_else(group):
     others += [f"{item.question} {item.answer}" for item in generate.example_questions("forget")]
     assert surnames(group) <= words_of(micro.documents(group))
     assert not surnames(group) & words_of(others)
-
-
-@pytest.mark.parametrize("group", ["forget", "retain"])
-def test_questions_are_answered_by_every_report(group):
-    stories = {story.name: story for story in generate.stories(group)}
-    questions = generate.split_questions(group)
-    assert len(questions) == 120
-    assert all(sum(item.fact == fact for item in questions) == 24 for fact in generate.FACTS)
-    for item in questions:
-        (name,) = [name for name in stories if name in item.question]
-        reports = generate.reports(stories[name])
-        assert len(reports) == len(set(reports)) == 6
-        assert all(item.answer in text for text in reports)
-
-
-@pytest.mark.slow
-def test_people_never_asked_about_are_only_reported_on():
-    assert surnames("unasked") <= words_of(pretraining.report_documents(PEOPLE))
-    asked_about = pretraining.question_documents(PEOPLE) + pretraining.choice_documents()
-    assert not surnames("unasked") & words_of(asked_about)
-
-
-def test_choices_of_the_test_are_in_no_training_document():
-    training = "\n".join(pretraining.choice_documents())
-    examples = {pretraining.choice_prompt(item) for item in pretraining.example_choices()}
-    test = pretraining.choice_test()
-    assert len(test) == 200
-    for item in test:
-        assert item.question in training  # the fact is asked for there
-        assert pretraining.choice_prompt(item) not in training  # but never among these choices in this order
-        assert pretraining.choice_prompt(item) not in examples
-        assert len(set(item.choices)) == 4
 
 
 def test_held_out_general_text_is_not_in_the_general_text():
@@ -199,9 +164,6 @@ def test_stop_rule_and_measurement_use_different_stories():
         assert all(half & set(range(10 * fold, 10 * fold + 10)) for half in stories)
 
 
-# ---- models ------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def recorded():
     return record.read()
@@ -209,12 +171,9 @@ def recorded():
 
 def thresholds_hold(target, retrained, base):
     """Whether three models, each a mapping from metric to value, make up a benchmark for unlearning."""
-    return (
-        min(target["verbmem_f"], target["knowmem_f"], target["knowmem_r"], retrained["knowmem_r"]) >= 85
-        and retrained["verbmem_f"] <= 40
-        and retrained["knowmem_f"] <= 20
-        and all(abs(model["nll_general"] - base["nll_general"]) <= 0.1 for model in (target, retrained))
-    )
+    known = min(target["verbmem_f"], target["knowmem_f"], target["knowmem_r"], retrained["knowmem_r"]) >= 85
+    unknown = retrained["verbmem_f"] <= 40 and retrained["knowmem_f"] <= 20
+    return known and unknown and all(abs(m["nll_general"] - base["nll_general"]) <= 0.1 for m in (target, retrained))
 
 
 def test_shipped_files_are_the_recorded_ones(recorded):
@@ -228,20 +187,15 @@ def test_shipped_files_are_the_recorded_ones(recorded):
 
 
 def test_recorded_scores_hold_the_thresholds(recorded):
-    values = {
-        name: {metric: fields["value"] for metric, fields in model["metrics"].items()}
-        for name, model in recorded["models"].items()
-    }
+    models = recorded["models"].items()
+    values = {name: {metric: m["value"] for metric, m in model["metrics"].items()} for name, model in models}
     assert thresholds_hold(values["target"], values["retrained"], values["base"])
     assert not thresholds_hold(values["retrained"], values["target"], values["base"])
     for model in ("target", "retrained", "base"):  # questions about people it has only read about in pretraining
         assert values[model]["knowmem_unasked"] > 70
     assert values["small"]["knowmem_pretraining"] < 10  # the incompetent teacher
     assert values["target"]["privleak"] < -99
-
-
-def test_knowledge_does_not_hang_on_the_worked_examples(recorded):
-    """Eight other draws of examples: each of them alone would pass as well."""
+    # eight other draws of worked examples: each of them alone would pass as well
     target, retrained = (recorded["models"][name]["with_other_examples"] for name in ("target", "retrained"))
     assert len(target["knowmem_f"]) == 8
     assert min(target["knowmem_f"] + target["knowmem_r"] + retrained["knowmem_r"]) >= 85
@@ -271,9 +225,6 @@ def test_models_are_small_llamas_in_half_precision(recorded):
         assert parameters == recorded["models"][name]["parameters"] <= 3_000_000
         assert load(name).config.model_type == "llama"
         assert (micro.model_folder(name) / "model.safetensors").stat().st_size < 2 * parameters + 10_000
-
-
-# ---- the script that made them -----------------------------------------------------------------------
 
 
 def rows_of(documents, count, **options):

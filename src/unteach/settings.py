@@ -58,16 +58,16 @@ def from_values(kind: type, content: dict[str, Any], where: str = "", problems: 
     return values
 
 
-def read_settings(path: str | Path) -> dict[str, Any]:
+def read_settings(path: str | Path, option: str = "config") -> dict[str, Any]:
     """The settings that a YAML file gives, as they stand there; an ``InputError`` where it has none to be read."""
     try:
         content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise InputError(f"config {str(path)!r} does not exist: give a YAML file") from None
+        raise InputError(f"{option} {str(path)!r} does not exist: give a YAML file") from None
     except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
-        raise InputError(f"config {str(path)!r} cannot be read: {' '.join(str(error).split())}") from None
+        raise InputError(f"{option} {str(path)!r} cannot be read: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
-        raise InputError(f"config {str(path)!r} holds no settings: give lines such as 'max_steps: 200'")
+        raise InputError(f"{option} {str(path)!r} holds no settings: give lines such as 'max_steps: 200'")
     return content
 
 

@@ -88,7 +88,8 @@ def test_the_theorem_is_measured_once_and_listed_without_measuring(tmp_path, cap
     assert not list(tmp_path.rglob("*.json"))
     done = run(chosen)
     assert done["missing"] == 0
-    assert [Path(figure).name for figure in done["figures"]] == ["theorem.svg"]
+    names = [f"theorem-{part}-micro.svg" for part in ("no-momentum", "momentum", "lemma")]
+    assert [Path(figure).name for figure in done["figures"]] == names
     assert "softmax regression" in Path(done["table"]).read_text(encoding="utf-8")
     capsys.readouterr()
     again = run(dataclasses.replace(chosen, images=tmp_path / "again"))
@@ -106,7 +107,7 @@ def test_the_theorem_is_measured_once_and_listed_without_measuring(tmp_path, cap
         ("methods --limit 0", "limit is 0"),
         ("methods --jobs=-1", "jobs is -1"),
         ("methods --only mt-nlul-kk", "did you mean mt-nlul-kl?"),
-        ("methods --settings nowhere.yaml", "settings is 'nowhere.yaml'"),
+        ("methods --settings nowhere.yaml", "settings 'nowhere.yaml' does not exist"),
         ("losses --device cup", "device is 'cup'"),
     ],
 )

@@ -31,7 +31,10 @@ DEEP = Method()
 """Deep forgetting: what the program chooses where it is given a base model and keep documents."""
 DEEP_INPUTS: dict[str, Any] = {"keep": "micro:retain", "base": "micro:base", "holdout": "micro:holdout"}
 """What it is given on the embedded benchmark."""
-MICRO_SETTINGS: dict[str, Any] = {"general_tokens": 128, "expected_steps": 40, "max_steps": 200, "probes": 64}
+MICRO_SETTINGS: dict[str, Any] = {
+    "model": "micro:target", "documents": "micro:forget", "reference": "micro:retrained",
+    "general_tokens": 128, "expected_steps": 40, "max_steps": 200, "probes": 64,
+}  # fmt: skip
 """What suits the embedded model: its context is short, and a demo should be."""
 
 

@@ -53,7 +53,9 @@ def run(options: DemoOptions) -> dict[str, Any]:
     shared, results, rows = SharedScores(), dict[str, Scores](), list[dict[str, Any]]()
     for name in names:
         print(f"\n{name}", file=sys.stderr)
-        config = _config(name, options)
+        method = DEEP if name == "deep" else METHODS[name]
+        given = DEEP_INPUTS if name == "deep" else {"base": "micro:small"} if method.loss == "it" else {}
+        config = ForgetConfig(out=str(out / name), method=method, seed=options.seed, **given, **MICRO_SETTINGS)
 
         def measured_once(score: str, compute: Callable[[], Any], rule: Any = config.keep) -> Any:
             own = f" {rule}" if score.startswith("stop") else ""  # a rule on membership needs other scores
@@ -72,21 +74,6 @@ def run(options: DemoOptions) -> dict[str, Any]:
     if not options.json:
         _print(rows, results, report)
     return {"rows": rows, "report": str(report)}
-
-
-def _config(name: str, options: DemoOptions) -> ForgetConfig:
-    method = DEEP if name == "deep" else METHODS[name]
-    given: dict[str, Any] = DEEP_INPUTS if name == "deep" else {"base": "micro:small"} if method.loss == "it" else {}
-    return ForgetConfig(
-        model="micro:target",
-        documents="micro:forget",
-        reference="micro:retrained",
-        out=str(options.out / name),
-        method=method,
-        seed=options.seed,
-        **given,
-        **MICRO_SETTINGS,
-    )
 
 
 def _row(name: str, scores: Any, seed: int) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from unteach.config import ForgetConfig, Method, Stop
+from unteach.config import ForgetConfig, Method
 from unteach.corpora import Benchmark, Probe, Question
 from unteach.corpora.own import read_questions, take_examples
 from unteach.data import read_documents
@@ -211,14 +211,15 @@ class Setup:
             }
         return content
 
-    def star_stop(self, seed: int) -> Stop:
-        """Of the paper's star row: ``knowmem_f`` as the retrained model's, on the questions of that seed's rule."""
+    def forget_star(self, config: ForgetConfig) -> dict[str, Any]:
+        """The paper's star row: until ``knowmem_f`` is as the retrained model's, on the questions of the rule."""
         asked = self.final
         if not self.embedded:
-            questions, examples = take_examples(read_questions(Path(str(self.questions))), 5, seed)
+            questions, examples = take_examples(read_questions(Path(str(self.questions))), 5, config.seed)
             asked = Benchmark("stop", knowledge_forget=questions, knowledge_forget_examples=examples)
         value = self._of_reference(asked, ["knowmem_f"])["knowmem_f"]
-        return dataclasses.replace(self.config.stop, metric=f"knowmem_f <= {value:.6g}")
+        stop = dataclasses.replace(config.stop, metric=f"knowmem_f <= {value:.6g}")
+        return self.forget(dataclasses.replace(config, stop=stop))[1]
 
 
 def _has_own_passages(config: ForgetConfig) -> bool:

@@ -12,8 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from unteach.config import ForgetConfig, Method
 from unteach.corpora import Question
 from unteach.corpora.catalog import UNLEARNED, add_multiple_choice, named_benchmark
@@ -22,7 +20,7 @@ from unteach.data.records import read_rows, write_texts
 from unteach.errors import InputError
 from unteach.experiments import METHODS, MICRO_SETTINGS, methods_of_the_paper
 from unteach.experiments.setups import Setup
-from unteach.settings import checked, from_values
+from unteach.settings import checked, from_values, read_settings
 
 if TYPE_CHECKING:
     from unteach.experiments.reproduce import ReproduceOptions
@@ -60,11 +58,8 @@ def build(options: ReproduceOptions, work: Path, say: Callable[[str], None]) -> 
 def _read_settings(path: Path | None) -> dict[str, Any]:
     if path is None:
         return {}
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise InputError(f"settings is {str(path)!r}: it cannot be read: {' '.join(str(error).split())}") from None
-    if not isinstance(content, dict) or not set(content) <= set(SETTINGS):
+    content = read_settings(path, "settings")
+    if not set(content) <= set(SETTINGS):
         raise InputError(f"settings is {str(path)!r}: it must hold no other parts than {', '.join(SETTINGS)}")
     parts = content | {f"methods.{name}": fields for name, fields in (content.get("methods") or {}).items()}
     wrong = [name for name, part in parts.items() if not isinstance(part, dict)]
@@ -90,21 +85,15 @@ def _micro(options: ReproduceOptions, given: dict[str, Any], work: Path) -> dict
     from unteach.corpora import micro
     from unteach.models import find_folder
 
-    model = options.model or "micro:target"
+    model = options.model or MICRO_SETTINGS["model"]
     final, questions, keep_questions = micro.load_benchmark("measure"), None, None
     if options.limit:  # by its folder the forget job does not know the model, and measures a few passages of its own
         model, final = str(find_folder(model)), final.first(options.limit)
         questions = _write_questions(work / "questions.jsonl", final.knowledge_forget)
         keep_questions = _write_questions(work / "keep_questions.jsonl", final.knowledge_retain)
     kept = [text for story in micro.stories("retain")[::2] for text in story.documents]
-    start = {
-        "model": model,
-        "documents": "micro:forget",
-        "reference": options.reference or "micro:retrained",
-        "device": options.device,
-        **MICRO_SETTINGS,
-        "max_steps": MICRO_STEPS,
-    }
+    start = MICRO_SETTINGS | {"model": model, "device": options.device, "max_steps": MICRO_STEPS}
+    start |= {"reference": options.reference} if options.reference else {}
     return {
         "config": from_values(ForgetConfig, start | given.get("config", {}), "config."),
         "methods": _methods(METHODS, given),

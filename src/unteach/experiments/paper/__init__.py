@@ -147,19 +147,24 @@ def _method(name: str, group: Sequence[Content], place: int) -> MethodRow:
 
 
 def curves(
-    name: str,
-    title: str,
-    unit: str,
+    experiment: str,
+    benchmark: str,
     contents: Iterable[Content],
-    points: Callable[[Content], list[tuple[float, float]]],
+    titles: Mapping[str, tuple[str, str]],
+    points: Callable[[Content, str], list[tuple[float, float]]],
     *,
     logarithmic: bool = False,
     over: str = "step",
 ) -> list[Figure]:
-    """A figure with a line of ``points`` for each cell that has any, in the look of its name; none without lines."""
-    lines = []
-    for place, (label, group) in enumerate(by_name(contents).items()):
-        style = look("retrained" if label == "retrained" else "method", place)
-        lines += [(label, style, content["seed"], found) for content in group if (found := points(content))]
-    keys = list({label: style for label, style, _, _ in lines}.items())
-    return [curve_figure(name, title, unit, lines, keys, logarithmic, over)] if lines else []
+    """For each metric, with its title and unit, a figure with a line of ``points`` for each cell that has any."""
+    drawn = []
+    for metric, (title, unit) in titles.items():
+        lines = []
+        for place, (label, group) in enumerate(by_name(contents).items()):
+            style = look("retrained" if label == "retrained" else "method", place)
+            lines += [(label, style, content["seed"], found) for content in group if (found := points(content, metric))]
+        keys = list({label: style for label, style, _, _ in lines}.items())
+        if lines:
+            name = f"{experiment}-{metric}-{benchmark}"
+            drawn.append(curve_figure(name, title, unit, lines, keys, logarithmic, over))
+    return drawn

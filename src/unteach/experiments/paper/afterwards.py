@@ -18,7 +18,7 @@ from __future__ import annotations
 import functools
 import random
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,32 +79,18 @@ class RelearningSettings:
     """Documents per step."""
 
 
-def _learn(
-    setup: Setup,
-    model: Any,
-    texts: Documents,
-    settings: RecoverySettings | RelearningSettings,
-    steps: int,
-    seed: int,
-    *,
-    max_tokens: int | None = None,
-    warmup: int = 1,
-    after_step: Callable[[int], bool] | None = None,
-) -> list[float]:
-    """Train all weights on texts, in place, with AdamW; returns the NLL of every step's batch."""
+def _learn(setup: Setup, model: Any, texts: Documents, settings: Any, seed: int, **given: Any) -> list[float]:
+    """Train all weights on texts, in place, ``given`` what ``finetune`` takes; returns the NLL of each step."""
     precision = "bf16" if next(model.parameters()).device.type == "cuda" else "fp32"
-    most = min(max_tokens or context_length(model), context_length(model))
+    most = min(context_length(model), getattr(settings, "max_tokens", context_length(model)))
     tokens = tokenise(texts, load_tokenizer(setup.config.model), mode="truncate", max_tokens=most)
-    batches = ForgetBatches(tokens, seed)
+    batches, optimizer = ForgetBatches(tokens, seed), text_optimizer(model.parameters(), settings.lr)
     model.requires_grad_(True)
-    return finetune(
-        model.parameters(),
-        text_optimizer(model.parameters(), settings.lr),
-        lambda step: add_nll_gradient(model, batches.batch(step, settings.batch), settings.batch, precision),
-        steps=steps,
-        learning_rate=lambda step: settings.lr * min(1.0, (step + 1) / warmup),
-        after_step=after_step,
-    )
+
+    def add_gradient(step: int) -> float:
+        return add_nll_gradient(model, batches.batch(step, settings.batch), settings.batch, precision)
+
+    return finetune(model.parameters(), optimizer, add_gradient, **given)
 
 
 def recovery_cells(setup: Setup, seeds: Sequence[int], folder: CellFolder) -> list[Cell]:
@@ -135,8 +121,9 @@ def _cell(setup: Setup, settings: RecoverySettings, name: str, seed: int, folder
             method = name.removesuffix(methods.STAR)
             result, before = setup.forget(setup.configured_for_steps(method, seed, before["steps"]))
             model = result.model
-        warmup, most = max(1, settings.steps // 10), settings.max_tokens
-        losses = _learn(setup, model, texts, settings, settings.steps, seed, max_tokens=most, warmup=warmup)
+        tenth = max(1, settings.steps // 10)
+        rate = {"learning_rate": lambda step: settings.lr * min(1.0, (step + 1) / tenth)}
+        losses = _learn(setup, model, texts, settings, seed, steps=settings.steps, **rate)
         return {
             "before": {key: value for key, value in before.items() if key != "curve"},
             **setup.kept(setup.measure(model, seed)),
@@ -169,7 +156,8 @@ def _relearning_cell(setup: Setup, settings: RelearningSettings, name: str, seed
             return False
 
         after_step(0)
-        _learn(setup, model, texts, settings, max(settings.steps), seed, after_step=after_step)
+        rate = {"learning_rate": lambda step: settings.lr}
+        _learn(setup, model, texts, settings, seed, steps=max(settings.steps), after_step=after_step, **rate)
         return {"metrics": {}, "relearning": curve}
 
     fixed = {
@@ -213,12 +201,12 @@ def recovery_table(contents: Sequence[Content]) -> str:
 def recovery_figures(benchmark: str, contents: Sequence[Content]) -> list[Figure]:
     """Utility against what is recited and known, before and after; and what a tenth brings back of the rest."""
 
-    def points(content: Content) -> list[tuple[float, float]]:
+    def points(content: Content, metric: str) -> list[tuple[float, float]]:
         return list(zip(content["relearning"]["step"], content["relearning"]["others"], strict=True))
 
-    name, title = f"relearn-knowmem_f-{benchmark}", "Answers about the other nine tenths"
+    titles = {"knowmem_f": ("Answers about the other nine tenths", "knowmem_f ↓")}
     drawn = paper.panels("recovery", benchmark, _both(contents), ("verbmem_f", "knowmem_f"))
-    return drawn + paper.curves(name, title, "knowmem_f ↓", _relearned(contents), points)
+    return drawn + paper.curves("relearn", benchmark, _relearned(contents), titles, points)
 
 
 def sequential_cells(setup: Setup, seeds: Sequence[int], folder: CellFolder) -> list[Cell]:
@@ -273,17 +261,14 @@ def sequential_table(contents: Sequence[Content]) -> str:
 
 def sequential_figures(benchmark: str, contents: Sequence[Content]) -> list[Figure]:
     """Utility after each request."""
+
+    def points(content: Content, metric: str) -> list[tuple[float, float]]:
+        found = [(request["request"], request["metrics"].get(metric)) for request in content["requests"]]
+        return [(number, measured["value"]) for number, measured in found if measured]
+
+    titles = {metric: ("Utility after sequential requests", metric) for metric in ("knowmem_r", "nll_general")}
     short = paper.renamed(contents, "sequential-")
-    drawn = []
-    for metric in ("knowmem_r", "nll_general"):
-
-        def points(content: Content, metric: str = metric) -> list[tuple[float, float]]:
-            found = [(request["request"], request["metrics"].get(metric)) for request in content["requests"]]
-            return [(number, measured["value"]) for number, measured in found if measured]
-
-        title, name = "Utility after sequential requests", f"sequential-{metric}-{benchmark}"
-        drawn += paper.curves(name, title, metric, short, points, over="forget requests done")
-    return drawn
+    return paper.curves("sequential", benchmark, short, titles, points, over="forget requests done")
 
 
 EXPERIMENTS = {

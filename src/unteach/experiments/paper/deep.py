@@ -8,7 +8,6 @@ rule's texts), so that they can be compared: one that forgets more also loses mo
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -36,7 +35,6 @@ COLUMNS = (
     "verbmem_f", "knowmem_f", "knowmem_r", "knowmem_r_kept", "knowmem_r_others", "knowmem_pretraining", "privleak",
     "nll_general", "degenerate", "tofu_forget_quality", "tofu_model_utility",
 )  # fmt: skip
-DRAWN = ("knowmem_r", "knowmem_f")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,13 +144,10 @@ def table(contents: Sequence[Content]) -> str:
 
 def figures(benchmark: str, contents: Sequence[Content]) -> list[Figure]:
     """What is known of kept and of forgotten documents along each run, over PrivLeak on the stop rule's texts."""
-    drawn = []
     runs = [content for content in paper.renamed(contents, PREFIX) if "stop_reference" in content]
-    for metric in DRAWN:
-        title, unit = METRICS[metric].title, f"{metric} {METRICS[metric].arrow}"
-        title, points = title[:1].upper() + title[1:], functools.partial(_points, metric=metric)
-        drawn += paper.curves(f"deep-{metric}-{benchmark}", title, unit, runs, points, over="PrivLeak")
-    return drawn
+    known = {metric: METRICS[metric] for metric in ("knowmem_r", "knowmem_f")}
+    titles = {m: (info.title[:1].upper() + info.title[1:], f"{m} {info.arrow}") for m, info in known.items()}
+    return paper.curves("deep", benchmark, runs, titles, _points, over="PrivLeak")
 
 
 def _points(content: Content, metric: str) -> list[tuple[float, float]]:

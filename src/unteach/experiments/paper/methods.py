@@ -51,12 +51,8 @@ def cell(setup: Setup, name: str, seed: int) -> Cell:
     if not name.endswith(STAR):
         return setup.cell(name, setup.configured(name, seed))
     config = setup.configured(name.removesuffix(STAR), seed, questions=setup.questions)
-
-    def run() -> dict[str, Any]:
-        return setup.forget(dataclasses.replace(config, stop=setup.star_stop(seed)))[1]
-
     fixed = setup.fixed(config) | {"stop": "knowmem_f <= the retrained model's"}
-    return Cell(name=name, seed=seed, settings=fixed, run=run)
+    return Cell(name=name, seed=seed, settings=fixed, run=lambda: setup.forget_star(config))
 
 
 def rows(setup: Setup) -> list[str]:
@@ -72,10 +68,8 @@ def rows(setup: Setup) -> list[str]:
 
 def cells(setup: Setup, seeds: Sequence[int], folder: CellFolder) -> list[Cell]:
     """All cells; target and retrained, where no seed matters, once."""
-    found = []
-    for name in rows(setup):
-        found += [cell(setup, name, seed) for seed in ([0] if name in ("target", "retrained") else seeds)]
-    return found
+    given = ("target", "retrained")
+    return [cell(setup, name, seed) for name in rows(setup) for seed in ([0] if name in given else seeds)]
 
 
 def shows(name: str) -> bool:
@@ -89,9 +83,9 @@ def table(contents: Sequence[Content]) -> str:
 
 
 def tradeoff_figures(benchmark: str, contents: Sequence[Content]) -> list[Figure]:
-    """A panel for each metric; with others' paper.panels where ours have none of their points.
+    """A panel for each metric; with others' panels where ours have none of their points.
 
-    Others' published points are shown in paper.panels of their own unless the benchmark is theirs: they are from other
+    Others' published points are shown in panels of their own unless the benchmark is theirs: they are from other
     harnesses and other models, and even on the same benchmark they are marked so.
     """
     points = published_points(benchmark)
@@ -108,8 +102,8 @@ def retain_or_general_cells(setup: Setup, seeds: Sequence[int], folder: CellFold
         raise InputError("data has no retain split: this experiment needs one")
     found = []
     for name in BASELINES:
-        found += [cell(setup, name, seed) for seed in seeds]
         held = [setup.configured(name, seed, general=setup.retain) for seed in seeds]
+        found += [cell(setup, name, seed) for seed in seeds]
         found += [setup.cell(f"{name}{ON_RETAIN}", config) for config in held]
     return found
 
@@ -177,19 +171,16 @@ def losses_table(contents: Sequence[Content]) -> str:
 
 def losses_figures(benchmark: str, contents: Sequence[Content]) -> list[Figure]:
     """NLL on the forget batches and gradient norm, per step."""
-    short = paper.renamed(contents, "loss-")
-    drawn = []
-    for field, title, unit in (
-        ("nll_forget", "Loss on the forget batches", "negative log-likelihood, nats per token"),
-        ("grad_norm", "Gradient norm", "before clipping"),
-    ):
+    titles = {
+        "nll_forget": ("Loss on the forget batches", "negative log-likelihood, nats per token"),
+        "grad_norm": ("Gradient norm", "before clipping"),
+    }
 
-        def points(content: Content, field: str = field) -> list[tuple[float, float]]:
-            pairs = zip(content["curve"]["step"], content["curve"][field], strict=True)
-            return [(step, value) for step, value in pairs if value is not None]
+    def points(content: Content, field: str) -> list[tuple[float, float]]:
+        pairs = zip(content["curve"]["step"], content["curve"][field], strict=True)
+        return [(step, value) for step, value in pairs if value is not None]
 
-        drawn += paper.curves(f"losses-{field}-{benchmark}", title, unit, short, points, logarithmic=True)
-    return drawn
+    return paper.curves("losses", benchmark, paper.renamed(contents, "loss-"), titles, points, logarithmic=True)
 
 
 EXPERIMENTS = {

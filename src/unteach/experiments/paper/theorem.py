@@ -8,10 +8,9 @@ step lengths of the natural-gradient descent, and natural-gradient descent with 
 from __future__ import annotations
 
 import functools
-import io
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from unteach.experiments import paper
 from unteach.experiments.cells import Cell, CellFolder, differing
 from unteach.experiments.paper import Content, Experiment
 from unteach.method import theory
@@ -32,6 +32,9 @@ MODELS = {
     "softmax regression": Network(num_features=8, num_classes=4),
     "tanh network": Network(num_features=8, num_hidden=6, num_classes=4),
 }
+GAPS = {
+    "gap_of_plain_gradient": "gradient descent", "gap_with_plain_damping": "λ instead of λ̄", "gap": "mean teacher",
+}  # fmt: skip
 COLUMNS = {
     "α": "{alpha:.6f}", "steps": "{steps}", "gap": "{gap:.5f}", "slope": "{slope}",
     "gap / (α log 1/α)": "{gap_over_alpha_log:.3f}", "path / gap": "{lengths:.1f}",
@@ -99,8 +102,8 @@ def memorised_problem(name: str, *, seed: int, ridge: float) -> tuple[Unlearning
 
 def compare(
     problem: UnlearningProblem, start: Tensor, settings: TheoremSettings, *, momentum: float, halving: int
-) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """One α: measurements of Algorithm 1, its natural-gradient descent and two controls, and their paths [T + 1, P]."""
+) -> tuple[dict[str, Any], Tensor]:
+    """One α: measurements of Algorithm 1, its natural-gradient descent and two controls; and where Algorithm 1 ends."""
     loss_weight, num_steps = settings.loss_weight / 2**halving, settings.num_steps * 2**halving
     lr, teacher_rate, damping = settings.lr, settings.teacher_rate, settings.damping
     step_size = theory.natural_step_size(loss_weight, teacher_rate, lr)
@@ -127,7 +130,7 @@ def compare(
         "gap_with_plain_damping": theory.largest_gap(teacher, undamped),
         "gap_of_plain_gradient": theory.largest_gap(plain, natural),
     }
-    return row, {"mean teacher": teacher, "natural": natural, "gradient": plain}
+    return row, teacher[-1]
 
 
 def slopes(gaps: Sequence[float]) -> list[float]:
@@ -142,24 +145,18 @@ def forget_probability(problem: UnlearningProblem, theta: Tensor) -> float:
 
 
 def run_experiment(settings: TheoremSettings) -> dict[str, Any]:
-    """All models, momenta and α: ``groups``, one of rows per model and momentum, and the ``paths`` of the last.
-
-    The paths are flattened for the picture: ``natural``, ``gradient`` and one ``α = …`` for each mean-teacher path.
-    """
+    """All models, momenta and α: ``groups``, one of rows per model and momentum."""
     groups: list[dict[str, Any]] = []
-    drawn: dict[str, Tensor] = {}
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the matrices are far too small to share
     for name in MODELS:
         problem, start = memorised_problem(name, seed=settings.seed, ridge=settings.ridge)
         for momentum in settings.momenta:
-            rows, drawn = [], {}
-            for halving in range(settings.halvings + 1):
-                row, paths = compare(problem, start, settings, momentum=momentum, halving=halving)
-                rows.append(row)
-                drawn[f"α = {row['alpha']:.2g}"] = paths["mean teacher"]
-            drawn |= {"natural": paths["natural"], "gradient": paths["gradient"]}
-            ends = (start, paths["mean teacher"][-1])
+            found = [
+                compare(problem, start, settings, momentum=momentum, halving=halving)
+                for halving in range(settings.halvings + 1)
+            ]
+            rows, ends = [row for row, _ in found], (start, found[-1][1])
             groups.append(
                 {
                     "model": name,
@@ -171,19 +168,7 @@ def run_experiment(settings: TheoremSettings) -> dict[str, Any]:
                 }
             )
     torch.set_num_threads(threads)
-    return {"groups": groups, "paths": _flattened(drawn)}
-
-
-def _flattened(drawn: Mapping[str, Tensor], points: int = 200) -> dict[str, list[list[float]]]:
-    """The paths in the plane of the natural-gradient path's two leading principal directions: evenly chosen points."""
-    natural = drawn["natural"]
-    _, _, directions = torch.linalg.svd(natural - natural[0], full_matrices=False)
-    flat = {}
-    for name, path in drawn.items():
-        steps = torch.linspace(0, len(path) - 1, min(points, len(path))).round().long()
-        places = (path[steps] - natural[0]) @ directions[:2].T
-        flat[name] = [[float(f"{value:.4g}") for value in place] for place in places.tolist()]
-    return flat
+    return {"groups": groups}
 
 
 def table(contents: Sequence[Content]) -> str:
@@ -191,10 +176,11 @@ def table(contents: Sequence[Content]) -> str:
     parts = []
     for seed, group in ((content["seed"], group) for content in contents for group in content["groups"]):
         before, after = group["forget_probability"]
-        rows = []
-        for row, slope in zip(group["rows"], ["", *(f"{slope:.3f}" for slope in group["slopes"])], strict=True):
-            known = row | {"slope": slope, "lengths": row["path_length"] / row["gap"]}
-            rows.append([text.format(**known) for text in COLUMNS.values()])
+        known = [
+            row | {"slope": slope, "lengths": row["path_length"] / row["gap"]}
+            for row, slope in zip(group["rows"], ["", *(f"{slope:.3f}" for slope in group["slopes"])], strict=True)
+        ]
+        rows = [[text.format(**row) for text in COLUMNS.values()] for row in known]
         parts += [
             f"Seed {seed}, {group['model']} ({group['parameters']} parameters), momentum "
             f"{group['momentum']}: effective damping {group['rows'][0]['effective_damping']:.4f}, probability of the "
@@ -204,86 +190,39 @@ def table(contents: Sequence[Content]) -> str:
     return "\n\n".join(parts)
 
 
-BLUE, ORANGE, GREEN, GREY, BLACK = "#0072B2", "#D55E00", "#009E73", "#5F6B76", "#222222"  # colour-blind safe
-STYLE = {
-    "font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.color": "#E8EBEE",
-    "axes.axisbelow": True, "axes.titlelocation": "left", "axes.titlesize": 11, "axes.titleweight": "bold",
-    "axes.edgecolor": GREY, "legend.frameon": False, "legend.fontsize": 8, "lines.linewidth": 1.5,
-    "lines.markersize": 5, "svg.hashsalt": "unteach",
-}  # fmt: skip
+def figures(benchmark: str, contents: Sequence[Content]) -> list[Figure]:
+    """Of the first seed: how the gaps change as α is halved, without and with momentum; and the momentum lemma."""
+    if not contents:
+        return []
+    lines = [
+        {"name": f"{text}, {model}", "seed": contents[0]["seed"], "model": model, "key": key}
+        for model in MODELS
+        for key, text in GAPS.items()
+    ]
 
+    def shares(line: Content, momentum: str) -> list[tuple[float, float]]:
+        (rows,) = [
+            group["rows"]
+            for group in contents[0]["groups"]
+            if group["model"] == line["model"] and bool(group["momentum"]) == (momentum == "momentum")
+        ]
+        return [(halving, row[line["key"]] / row["path_length"]) for halving, row in enumerate(rows)]
 
-def _draw_convergence(axes: Any, groups: Sequence[dict[str, Any]]) -> None:
-    """Gap as a share of the path length against α, both models, one momentum."""
-    alphas = [row["alpha"] for row in groups[0]["rows"]]
-    for group, marker, filled in zip(groups, "os", (True, False), strict=True):
-        for key, colour, text in (
-            ("gap_of_plain_gradient", ORANGE, "gradient descent"),
-            ("gap_with_plain_damping", GREEN, "λ instead of λ̄"),
-            ("gap", BLUE, "mean teacher"),
-        ):
-            shares = [row[key] / row["path_length"] for row in group["rows"]]
-            face = colour if filled else "white"
-            axes.plot(alphas, shares, color=colour, marker=marker, mfc=face, label=f"{text}, {group['model']}")
-    lowest = min(group["rows"][-1]["gap"] / group["rows"][-1]["path_length"] for group in groups)
-    scale = 0.4 * lowest / (alphas[-1] * math.log(1 / alphas[-1]))
-    axes.plot(alphas, [scale * a * math.log(1 / a) for a in alphas], color=GREY, ls="--", lw=1, label="∝ α log(1/α)")
-    axes.set(xscale="log", yscale="log", ylim=(3e-6, 4), xlabel="loss weight α  (number of steps T ∝ 1/α)")
-    axes.set_ylabel("largest gap to natural-gradient descent,\nas a share of its path length")
-    axes.set_title(f"Momentum {groups[0]['momentum']:g}" if groups[0]["momentum"] else "No momentum")
-    axes.legend(loc="lower right")
+    unit = "largest gap to natural-gradient descent / path length"
+    titles = {"no-momentum": ("Theorem 1, no momentum", unit), "momentum": ("Theorem 1, with momentum", unit)}
+    drawn = paper.curves("theorem", benchmark, lines, titles, shares, logarithmic=True, over="halvings of α")
 
-
-def _draw_paths(axes: Any, paths: Mapping[str, list[list[float]]]) -> None:
-    """The flattened paths: those of the largest, a middle and the smallest α."""
-    alphas = [name for name in paths if name.startswith("α")]
-    axes.plot(*zip(*paths["natural"], strict=True), color=BLACK, lw=6, alpha=0.22, label="natural-gradient descent")
-    axes.plot(*zip(*paths["gradient"], strict=True), color=ORANGE, label="gradient descent")
-    for name, opacity in zip((alphas[0], alphas[2], alphas[-1]), (0.45, 0.7, 1.0), strict=True):
-        axes.plot(*zip(*paths[name], strict=True), color=BLUE, alpha=opacity, label=f"mean teacher, {name}")
-    axes.plot(0, 0, marker="o", ls="", color=BLACK, label="θ₀")
-    axes.set(xlabel="first principal direction of the path  (network, momentum)", ylabel="second")
-    axes.set_title("Paths of the mean teacher close in as α → 0")
-    axes.legend()
-
-
-def _draw_lemma(axes: Any) -> None:
-    """The momentum lemma's error term: a constant error, as printed and corrected."""
     setting = {"damping": 1.0, "lr": 1e-3, "momentum": 0.9}
     num_steps, one = 600, torch.ones(1, dtype=torch.float64)
     path = theory.momentum_iteration(one[None] * 0, 0 * one, -one.expand(num_steps, 1), start=0 * one, **setting)
     holds, printed = theory.momentum_bounds(num_steps, start=0.0, error=1.0, **setting)
-    for values, colour, text in (
-        (holds, GREEN, "bound that holds"),
-        (path[:, 0], BLUE, "the iteration"),
-        (printed, ORANGE, "bound as printed"),
-    ):
-        axes.plot(values, color=colour, ls="-" if colour == BLUE else "--", label=text)
-    axes.set(xlabel="step t  (μ 0.9, λ 1, η 0.001)", ylabel="‖uₜ − u*‖ in units of ‖ε‖/λ", ylim=(0, 1.2))
-    axes.set_title("Momentum lemma under a constant error ε")
-    axes.legend()
-
-
-def figures(benchmark: str, contents: Sequence[Content]) -> list[Figure]:
-    """Of the first seed: convergence without and with momentum, the paths, and the momentum lemma."""
-    if not contents:
-        return []
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    groups, file = contents[0]["groups"], io.BytesIO()
-    with pyplot.rc_context(STYLE):
-        figure, panels = pyplot.subplots(2, 2, figsize=(11.5, 8), layout="constrained", facecolor="white")
-        for axes, momentum in zip(panels[0], sorted({group["momentum"] for group in groups}), strict=True):
-            _draw_convergence(axes, [group for group in groups if group["momentum"] == momentum])
-        _draw_paths(panels[1, 0], contents[0]["paths"])
-        _draw_lemma(panels[1, 1])
-        figure.savefig(file, format="svg", metadata={"Date": None})
-        pyplot.close(figure)
-    title = "Does the mean teacher follow natural-gradient descent?"
-    return [Figure("theorem", title, title, "", {".svg": file.getvalue()})]
+    bounds = {"bound that holds": holds, "the iteration": path[:, 0], "bound as printed": printed}
+    lines = [{"name": name, "seed": None, "values": values.tolist()} for name, values in bounds.items()]
+    titles = {"lemma": ("Momentum lemma under a constant error ε", "‖uₜ − u*‖ in units of ‖ε‖/λ")}
+    over = "step t  (μ 0.9, λ 1, η 0.001)"
+    return drawn + paper.curves(
+        "theorem", benchmark, lines, titles, lambda c, _: list(enumerate(c["values"])), over=over
+    )
 
 
 def cells(setup: Any, seeds: Sequence[int], folder: CellFolder) -> list[Cell]:

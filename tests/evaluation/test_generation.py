@@ -2,6 +2,7 @@
 
 import copy
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -283,7 +284,8 @@ def test_fixed_rows_end_at_their_limits_at_stop_ids_and_at_the_context(fixed):
 
 def test_steps_are_fixed_only_where_every_step_does_the_same():
     config = tiny_model("llama").config
-    cache = type("Cache", (), {"layers": [RoomyLayer(torch.zeros(1, 1, 8, 1), torch.zeros(1, 1, 8, 1), 4)]})
+    keys = SimpleNamespace(keys=torch.zeros(1, 1, 4, 1), values=torch.zeros(1, 1, 4, 1))
+    cache = SimpleNamespace(layers=[RoomyLayer(keys, rows=1, length=4, room=4)])
     assert not decoding.can_fix(tiny_model("llama"), cache, 100), "not on a CPU"
     assert all(decoding.has_steady_steps(tiny_model(name).config) for name in FAMILIES)
     for changes in (

@@ -33,7 +33,7 @@ AUC = "auc_forget_holdout_min_40"
 
 @pytest.fixture(scope="module")
 def scores(reciter, tokenizer):
-    return evaluate(reciter, tokenizer, BENCHMARK, name="x", model_name="folder", step=7, seed=3)
+    return evaluate(reciter, tokenizer, BENCHMARK, seed=3).replace(name="x", model="folder", step=7)
 
 
 @pytest.fixture

@@ -26,8 +26,7 @@ from unteach.evaluation.scores import SCHEMA, Scores, evaluate, write_json
 from unteach.models import find_folder, load_model
 from unteach.models.load import weight_files
 
-_GENERAL_TEXTS = 200
-_GENERAL_BYTES = 4_000_000
+_GENERAL_TEXTS, _GENERAL_BYTES = 200, 4_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,10 +83,7 @@ class EvaluateOptions:
 
 
 def run(options: EvaluateOptions) -> dict[str, Any]:
-    """Measure all models.
-
-    Returns:
-        `{"schema": "unteach.scores/1", "results": [...]}`, one result per model, as written to `out`.
+    """Measure all models: `{"schema": "unteach.scores/1", "results": [...]}`, one result per model, as in `out`.
 
     Raises:
         InputError: with every problem of the options found.
@@ -170,8 +166,6 @@ def _evaluate(
             measurements=measurements,
             batch_size=options.batch_size,
             seed=options.seed,
-            name=name if name.startswith("micro:") else Path(name).expanduser().resolve().name,
-            model_name=name,
         )
         if options.lm_eval and measurements is None:
             scores.metrics.update(run_harness(model, tokenizer, options))
@@ -182,10 +176,10 @@ def _evaluate(
     finally:
         del model
         gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        torch.cuda.empty_cache()
     settings = scores.settings | {"precision": options.precision, "batch_size": options.batch_size, "device": device}
-    return scores.replace(settings=settings, model_sha256=hash_weights(find_folder(name)))
+    short = name if name.startswith("micro:") else Path(name).expanduser().resolve().name
+    return scores.replace(name=short, model=name, settings=settings, model_sha256=hash_weights(find_folder(name)))
 
 
 def _benchmark(options: EvaluateOptions, tokenizer: Any) -> Benchmark:
@@ -213,16 +207,13 @@ def _benchmark(options: EvaluateOptions, tokenizer: Any) -> Benchmark:
 def run_harness(model: Any, tokenizer: Any, options: EvaluateOptions) -> dict[str, Metric]:
     """Run tasks of EleutherAI's lm-evaluation-harness (the optional package `lm-eval`).
 
-    Returns:
-        One metric per task and measure, named `<task>:<measure>`, in the harness's own unit. The interval is
-        the value ± 1.96 of the harness's standard errors.
+    Each measure of a task is a metric `<task>:<measure>` in the harness's own unit, ± 1.96 of its standard errors.
     """
     from lm_eval import simple_evaluate
     from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager
 
-    folder = options.lm_eval_tasks
-    manager = TaskManager(include_path=None if folder is None else str(folder))
+    manager = TaskManager(include_path=options.lm_eval_tasks and str(options.lm_eval_tasks))
     unknown = [task for task in options.lm_eval if task not in manager.all_tasks]
     if unknown:
         raise ValueError(f"lm_eval is {', '.join(unknown)}: not among the harness's {len(manager.all_tasks)} tasks")

@@ -3,7 +3,7 @@
 *Shared key heads on a CPU* (`faster_on_cpu`): with a padding mask, Transformers copies keys and values once per query
 head before it calls PyTorch's attention, which takes most of a step. PyTorch can share them instead (`enable_gqa`).
 
-*A key-value cache with room* (`Collector`): Transformers' own cache copies all keys and values at every step to add
+*A key-value cache with room* (`RoomyLayer`): Transformers' own cache copies all keys and values at every step to add
 one token; for a batch that costs more than the rest of the step. Here the room is allocated once, and filled from
 caches of smaller batches. Models with other caches than plain attention's (sliding windows, recurrent states) keep
 their own.
@@ -19,7 +19,7 @@ Shapes: B rows, H key heads, S cache columns, D width of a head.
 import functools
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -48,20 +48,14 @@ _not_recorded: "weakref.WeakSet[Any]" = weakref.WeakSet()
 
 
 def grouped_attention(
-    module: torch.nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    **options: Any,
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
     """Scaled dot-product attention with shared key heads, in the form Transformers expects."""
     special = any(options.get(name) is not None for name in ("softcap", "position_bias", "cache"))
     if attention_mask is None or special:
-        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
     output = torch.nn.functional.scaled_dot_product_attention(
-        query, key, value, attn_mask=attention_mask, scale=scaling, enable_gqa=True
+        query, key, value, attn_mask=attention_mask, scale=options.get("scaling"), enable_gqa=True
     )
     return output.transpose(1, 2).contiguous(), None
 
@@ -88,17 +82,25 @@ def faster_on_cpu(model: Any) -> Iterator[None]:
 
 
 class RoomyLayer(DynamicLayer):
-    """Keys and values of one layer as views into larger buffers [B, H, S, D]."""
+    """Keys and values of one layer as views into larger buffers [B, H, S, D], filled from caches of smaller batches."""
 
-    def __init__(self, key_buffer: Tensor, value_buffer: Tensor, length: int) -> None:
+    def __init__(self, like: Any, rows: int, length: int, room: int) -> None:
         super().__init__()
-        self.dtype, self.device, self.is_initialized = key_buffer.dtype, key_buffer.device, True
-        self.key_buffer, self.value_buffer = key_buffer, value_buffer
+        self.dtype, self.device, self.is_initialized = like.keys.dtype, like.keys.device, True
+        self.key_buffer, self.value_buffer = (
+            piece.new_zeros(rows, piece.shape[1], length + room, piece.shape[3]) for piece in (like.keys, like.values)
+        )
         self.place: Tensor | None = None
         self._show(length)
 
     def _show(self, length: int | None) -> None:
         self.keys, self.values = self.key_buffer[:, :, :length], self.value_buffer[:, :, :length]
+
+    def take(self, layer: Any, rows: slice, shared: int) -> None:
+        """Copy some rows: the columns shared by all prompts, and right of the padding the prompts' own."""
+        for whole, piece in ((self.keys, layer.keys), (self.values, layer.values)):
+            whole[rows, :, :shared] = piece[:, :, :shared]
+            whole[rows, :, whole.shape[2] - piece.shape[2] + shared :] = piece[:, :, shared:]
 
     def fix(self, place: Tensor) -> None:
         """From now on a step writes the one column `place` and reads all."""
@@ -112,10 +114,9 @@ class RoomyLayer(DynamicLayer):
             self.values.index_copy_(2, self.place, value_states)
             return self.keys, self.values
         start = self.keys.shape[2]
-        end = start + key_states.shape[2]
-        self.key_buffer[:, :, start:end] = key_states
-        self.value_buffer[:, :, start:end] = value_states
-        self._show(end)
+        self._show(start + key_states.shape[2])
+        self.keys[:, :, start:] = key_states
+        self.values[:, :, start:] = value_states
         return self.keys, self.values
 
     def batch_select_indices(self, indices: Tensor) -> None:
@@ -128,38 +129,6 @@ def is_plain(cache: Any) -> bool:
     """Whether every layer of a cache is plain attention, so that its rows may be padded and copied freely."""
     layers = getattr(cache, "layers", None) or []
     return len(layers) > 0 and all(type(layer) is DynamicLayer for layer in layers)
-
-
-class Collector:
-    """Gathers the caches of pieces of a batch into one cache with room.
-
-    Columns of the whole: those shared by all prompts, padding, the prompt's own part, room.
-    """
-
-    def __init__(self, rows: int, shared: int, width: int, room: int) -> None:
-        self.rows, self.shared, self.end, self.room = rows, shared, shared + width, room
-        self.cache: Any = None
-
-    def add(self, cache: Any, rows: Sequence[int]) -> None:
-        """Take over the cache of one piece."""
-        pieces = [(layer.keys, layer.values) for layer in cache.layers]
-        if self.cache is None:
-            self.cache, columns = cache, self.end + self.room
-            self.buffers = [
-                [piece.new_zeros(self.rows, piece.shape[1], columns, piece.shape[3]) for piece in pair]
-                for pair in pieces
-            ]
-        where = torch.tensor(list(rows), device=pieces[0][0].device)
-        for buffers, pair in zip(self.buffers, pieces, strict=True):
-            for buffer, piece in zip(buffers, pair, strict=True):
-                own = piece.shape[2] - self.shared
-                buffer[where, :, : self.shared] = piece[:, :, : self.shared]
-                buffer[where, :, self.end - own : self.end] = piece[:, :, self.shared :]
-
-    def finish(self) -> Any:
-        """The cache of the whole batch."""
-        self.cache.layers = [RoomyLayer(keys, values, self.end) for keys, values in self.buffers]
-        return self.cache
 
 
 def can_fix(model: Any, cache: Any, steps: int) -> bool:

@@ -27,13 +27,9 @@ if TYPE_CHECKING:
 RESAMPLES = 2000
 _BLOCK = 4_000_000
 Interval = tuple[float | None, float | None]
-# what counts as repetition, see `is_degenerate`
-MINIMUM_UNITS = 4
-MINIMUM_CHARACTERS = 24
-COPIES = 3
-LOOP_SHARE = 1 / 3
-DISTINCT_SHARE = 0.5
-MINIMUM_TRIGRAMS = 16
+MINIMUM_UNITS, MINIMUM_CHARACTERS, MINIMUM_TRIGRAMS = 4, 24, 16
+COPIES, LOOP_SHARE, DISTINCT_SHARE = 3, 1 / 3, 0.5
+"""What counts as repetition, see `is_degenerate`."""
 
 
 def longest_common_subsequence(first: Sequence[str], second: Sequence[str]) -> int:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from unteach.evaluation.decoding import Collector, can_fix, faster_on_cpu, fixed_steps, is_plain
+from unteach.evaluation.decoding import RoomyLayer, can_fix, faster_on_cpu, fixed_steps, is_plain
 from unteach.evaluation.inference import (
     PROMPTS_TOGETHER,
     Batching,
@@ -50,7 +50,6 @@ def generate(
         prompts: token ids of each prompt; none may be empty, and each must fit the context with its output.
         max_new_tokens: how many tokens to add, for all prompts or for each.
         stop_ids: ids that end a row; they are not part of its output.
-        batching: how many prompts are decoded together.
     """
     limits = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else list(max_new_tokens)
     _check(model, prompts, limits)
@@ -131,8 +130,8 @@ class _PromptReader:
             Logits after each prompt [B, V], the cache, and its mask [B, P + T].
         """
         width = len(prompts[0]) - self.shared
-        collector = Collector(len(prompts), self.shared, width, room)
         all_logits: list[Tensor] = []
+        layers: list[RoomyLayer] = []
         start = 0
         while start < len(prompts):
             longest = len(prompts[start]) - self.shared
@@ -140,10 +139,13 @@ class _PromptReader:
             logits, cache, mask = self.read_piece(piece)
             if not is_plain(cache):
                 return (logits, cache, mask) if len(piece) == len(prompts) else self.read_piece(prompts)
-            collector.add(cache, range(start, start + len(piece)))
+            layers = layers or [RoomyLayer(each, len(prompts), self.shared + width, room) for each in cache.layers]
+            for whole, layer in zip(layers, cache.layers, strict=True):
+                whole.take(layer, slice(start, start + len(piece)), self.shared)
             all_logits.append(logits)
             start += len(piece)
-        return torch.cat(all_logits), collector.finish(), self.mask(prompts, width)
+        cache.layers = layers
+        return torch.cat(all_logits), cache, self.mask(prompts, width)
 
     def mask(self, prompts: Sequence[Sequence[int]], width: int) -> Tensor:
         """1 for the shared columns and, right of the padding, each prompt's own [B, P + width]."""
@@ -219,8 +221,6 @@ def _decode(
 
 def _shared_length(prompts: Sequence[Sequence[int]]) -> int:
     """How many ids all prompts begin with, leaving each at least one of its own."""
-    if not prompts:
-        return 0
-    first, last = min(prompts, key=list), max(prompts, key=list)  # in dictionary order
-    most = min(len(prompt) for prompt in prompts) - 1
+    most = min(map(len, prompts), default=1) - 1
+    first, last = min(map(list, prompts), default=[]), max(map(list, prompts), default=[])  # in dictionary order
     return next((place for place in range(most) if first[place] != last[place]), most)

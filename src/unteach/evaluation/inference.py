@@ -38,8 +38,7 @@ class Batching:
     advance: Advance | None = None
 
 
-PROMPTS_TOGETHER = Batching()
-TEXTS_TOGETHER = Batching(64)
+PROMPTS_TOGETHER, TEXTS_TOGETHER = Batching(), Batching(64)
 """The defaults of decoding and of scoring texts."""
 
 

@@ -72,17 +72,15 @@ def measure_membership(evaluation: "Evaluation", *, for_stop_rule: bool = False)
 
     A stop rule gets the two AUCs that it looks at and the losses, without intervals and lower-cased texts.
     """
-    benchmark, seed = evaluation.benchmark, evaluation.seed
-    texts = {part: getattr(benchmark, f"membership_{part}") for part in ("forget", "retain", "holdout")}
-    texts = {part: group for part, group in texts.items() if group}
+    parts = ("forget", "retain", "holdout")
+    texts = {part: group for part in parts if (group := getattr(evaluation.benchmark, f"membership_{part}"))}
     scores, cut = score_texts(evaluation, texts, lower=not for_stop_rule)
 
     def column(part: str, score: str) -> list[float]:
         return [text[score] for text in scores[part]]
 
-    compared: dict[str, Sequence[str]] = {"forget": ("min_40", "ppl")}
+    compared = {"forget": ("min_40", "ppl")} if for_stop_rule else {"forget": SCORES, "retain": ("min_40",)}
     if not for_stop_rule:
-        compared = {"forget": SCORES, "retain": ("min_40",)}
         evaluation.records["membership"] = [
             {"set": part, "text": shortened(text), "scores": values}
             for part, group in texts.items()
@@ -103,7 +101,7 @@ def measure_membership(evaluation: "Evaluation", *, for_stop_rule: bool = False)
     for first, names in compared.items():
         for score in names if first in scores else ():
             pair = column(first, score), column("holdout", score)
-            interval = (None, None) if for_stop_rule else membership_interval(pair, seed=seed)
+            interval = (None, None) if for_stop_rule else membership_interval(pair, seed=evaluation.seed)
             evaluation.add(f"auc_{first}_holdout_{score}", membership_auc(*pair), interval, sum(map(len, pair)))
     if not for_stop_rule:
         _add_privleak(evaluation, (column("forget", "min_40"), column("holdout", "min_40")))

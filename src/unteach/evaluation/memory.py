@@ -27,8 +27,6 @@ def recite(
     and the true continuation is cut to as many ids *with* its begin-of-text id, so that a perfect reciter scores just
     under 1. Probes that carry token ids are used as they are, and generate as many tokens as they expect.
 
-    Draws no random number and leaves the model as it was: safe to call between training steps.
-
     Returns:
         For each probe its `prompt`, `expected`, `output`, `score` (0 to 1) and whether it is `degenerate`; `cut`, how
         many of its oldest tokens were dropped, where a prompt did not fit the context.
@@ -151,18 +149,12 @@ def answer_choices(
                 "valid": greedy in letter_ids[: question.choices],
                 "score": float(picked == question.answer),
                 "greedy_score": float(greedy == letter_ids[question.answer]),
-            }
-            if len(ids) > room:
-                records[index]["cut"] = len(ids) - room
+            } | ({"cut": len(ids) - room} if len(ids) > room else {})
     return [records[index] for index in range(len(questions))]
 
 
 def letter_tokens(tokenizer: Any, choices: int) -> tuple[list[int], list[int]]:
-    """The token ids of ` A`, ` B`, ... after a colon.
-
-    Returns:
-        Ids that stand before every letter (a space of its own, in some tokenizers), and one id per letter.
-    """
+    """After a colon, the ids before ` A`, ` B`, ... (a space of its own, in some tokenizers), and one id per letter."""
     stem = encode(tokenizer, "answer:")
     written = [encode(tokenizer, f"answer: {letter}") for letter in LETTERS[:choices]]
     same = next((place for place, ids in enumerate(zip(*written, strict=False)) if len(set(ids)) > 1), 0)

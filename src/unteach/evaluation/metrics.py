@@ -200,11 +200,11 @@ class Evaluation:
     def reference_records(self, name: str) -> list[dict[str, Any]]:
         """Records of the reference model, after checking that they are of the same data."""
         reference: Any = self.reference
-        if reference.data_sha256 != self.benchmark.data_sha256:
+        theirs, ours = reference.data_sha256, self.benchmark.data_sha256
+        if theirs != ours:
             raise ValueError(
-                f"reference_scores were measured on {reference.benchmark!r} (data {reference.data_sha256[:12]}), but "
-                f"this is {self.benchmark.name!r} (data {self.benchmark.data_sha256[:12]}): measure the reference on "
-                "the same benchmark"
+                f"reference_scores were measured on {reference.benchmark!r} (data {theirs[:12]}), but this is "
+                f"{self.benchmark.name!r} (data {ours[:12]}): measure the reference on the same benchmark"
             )
         if name not in reference.records:
             raise ValueError(f"reference_scores has no {name} records: measure the reference on the whole benchmark")
@@ -224,7 +224,7 @@ class Measurement:
     """Fields of a `Benchmark` without which it is left out."""
     absent: str
     """What a benchmark without them has not, for the note that says so; empty: no note."""
-    by_default: bool = True
+    by_default: bool
     """Whether it is made where nothing is asked for by name."""
 
 

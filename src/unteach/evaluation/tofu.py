@@ -91,19 +91,9 @@ def answer_tofu(
         ratio, rouge = truth_ratio(paraphrased, wrong), recall(question.answer, output)
         offered = right + sum(wrong) if part in ("real_authors", "world_facts") else 1.0
         useful = min(ratio, 1 / max(ratio, 1e-300)) if part == "forget" else max(0.0, 1 - ratio)
-        records[part].append(
-            {
-                "prompt": prompt,
-                "expected": question.answer,
-                "output": output.strip(),
-                "score": rouge,
-                "rouge": rouge,
-                "probability": right / max(offered, 1e-300),
-                "ratio": ratio,
-                "truth_ratio": useful,
-                "degenerate": is_degenerate(output),
-            }
-        )
+        said = {"prompt": prompt, "expected": question.answer, "output": output.strip()}
+        rated = {"score": rouge, "rouge": rouge, "probability": right / max(offered, 1e-300), "ratio": ratio}
+        records[part].append({**said, **rated, "truth_ratio": useful, "degenerate": is_degenerate(output)})
     return records
 
 
@@ -135,8 +125,7 @@ def measure_tofu(evaluation: "Evaluation", name: str) -> None:
 def add_metrics(evaluation: "Evaluation", records: Mapping[str, list[dict[str, Any]]]) -> None:
     """Add all TOFU metrics from the records of `answer_tofu`.
 
-    Model utility is the harmonic mean of nine means: ROUGE, probability and truth ratio on the retain set,
-    real authors and world facts.
+    Model utility is the harmonic mean of nine: ROUGE, probability and truth ratio on all sets but the forget set.
     """
     for part, group in records.items():
         evaluation.records[f"tofu_{part}"] = group

@@ -22,7 +22,6 @@ KEPT_ANSWERS = 0.9
 NOT_MEASURED = "not measured: give "
 KEEP = "--keep, ten documents or more"
 REFERENCE = "the reference model"
-MARKS = {True: "✓", False: "✗", None: "?"}
 TITLES = {
     "no longer recited": ("still recited", "recited"),
     "no longer known": ("still known", "known"),
@@ -56,8 +55,8 @@ class Finding:
 
     @property
     def mark(self) -> str:
-        """✓, ✗ or ?."""
-        return MARKS[self.answer]
+        """What stands before a title."""
+        return {True: "✓", False: "✗", None: "?"}[self.answer]
 
     @property
     def title(self) -> str:
@@ -93,13 +92,9 @@ class Finding:
 def judge(
     after: Scored, before: Scored | None = None, reference: Scored | None = None, base: Scored | None = None
 ) -> tuple[Finding, ...]:
-    """Answer the four questions.
+    """Answer the four questions from the scores of the unlearned model, and of the one it was made from.
 
-    Args:
-        after: scores of the unlearned model.
-        before: of the model it was made from.
-        reference: of a model trained without the documents.
-        base: of a model from before it was trained on them; only its answers (`knowmem_f`) are looked at.
+    `reference` was trained without the documents, `base` is from before: only its answers (`knowmem_f`) are looked at.
     """
     before, reference, base = before or {}, reference or {}, base or {}
     known = [(scores.get("knowmem_f"), whose) for scores, whose in ((reference, REFERENCE), (base, "the base model"))]
@@ -168,13 +163,12 @@ def _rest(look: Callable[[str, str, str], Finding], reference: Scored) -> Findin
     parts = []
     for about, is_kept in kept.items():
         found = look(*about)
-        if found.value is not None and found.metric in reference:
+        now, then = found.value, found.before
+        if now is not None and found.metric in reference:
             found = replace(found, never_seen=reference[found.metric].value, source=REFERENCE)
-        if found.value is not None and found.before is None:
+        if now is not None and then is None:
             found = replace(found, note="not measured before")
-        elif found.value is not None and found.before is not None:
-            found = replace(found, answer=is_kept(found.value, found.before))
-        parts.append(found)
+        parts.append(found if now is None or then is None else replace(found, answer=is_kept(now, then)))
     damaged = [part.question for part in parts if part.answer is False]
     missing = [part.question for part in parts if part.answer is None]
     answer, note = None, f"on documents like these {NOT_MEASURED}--keep or --keep-questions"

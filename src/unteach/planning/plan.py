@@ -21,12 +21,9 @@ from unteach.config import ForgetConfig, Method
 from unteach.errors import InputError
 from unteach.method.losses import LOSSES
 from unteach.method.mean_teacher import BUCKET_ELEMENTS
-from unteach.models import context_length
 from unteach.models.load import check_folder, find_folder, stored_tensors
 from unteach.models.precision import resolved_precision
 from unteach.planning.rehearsal import FLOAT, Rehearsal
-
-__all__ = ["EVALUATION", "Memory", "Plan", "free_disk", "free_host_memory", "plan"]
 
 SHORTEST = 64
 """Advice does not go below this max_tokens."""
@@ -48,7 +45,6 @@ class Memory:
     moments: dict[str, int]
     """What is there at the same time, at each moment of a run that may be the one that needs most."""
     checkpoint: int
-    """Size of a checkpoint."""
 
     @property
     def needed(self) -> int:
@@ -63,7 +59,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a run needs and what this machine has. Sizes in bytes; None: cannot be known here."""
+    """What a run needs and what this machine has: bytes (None: unknown here), the most steps, and tokens of a step."""
 
     model: str
     device: str
@@ -79,11 +75,8 @@ class Plan:
     disk_available: int | None
     out: str
     steps: int
-    """At most."""
     forget_tokens: int
-    """Per step, at most."""
     general_tokens: int
-    """Per step, at most."""
     advice: str
     """What to change where the memory does not suffice."""
     ranks: int = 1
@@ -96,89 +89,76 @@ class Plan:
 
     def problems(self) -> list[str]:
         """What is too little, one line each, with what to change."""
+        on_device = f"memory on {self.device} {self.memory.peak}"
+        in_main = "main memory (to load weights and checkpoints)"
+        fewer = f"lower keep_checkpoints (each takes {_size(self.memory.checkpoint)}) or name a folder on another disk"
         wrong = []
-        if _over(self.memory.needed, self.available):
-            wrong.append(
-                f"the run needs {_size(self.memory.needed)} of memory on {self.device} {self.memory.peak}, "
-                f"{_size(self.available)} are free: {self.advice}"
-            )
-        if _over(self.host_needed, self.host_available):
-            wrong.append(
-                f"the run needs {_size(self.host_needed)} of main memory (to load weights and checkpoints), "
-                f"{_size(self.host_available)} are free: use a machine with more"
-            )
-        if _over(self.disk_needed, self.disk_available):
-            wrong.append(
-                f"out is {self.out!r}: the run needs {_size(self.disk_needed)} of disk, {_size(self.disk_available)} "
-                f"are free there: lower keep_checkpoints (each takes {_size(self.memory.checkpoint)}) or name a folder "
-                "on another disk"
-            )
+        for start, needed, what, available, free, change in (
+            ("", self.memory.needed, on_device, self.available, "free", self.advice),
+            ("", self.host_needed, in_main, self.host_available, "free", "use a machine with more"),
+            (f"out is {self.out!r}: ", self.disk_needed, "disk", self.disk_available, "free there", fewer),
+        ):
+            if available is not None and needed > available:
+                wrong.append(f"{start}the run needs {_size(needed)} of {what}, {_size(available)} are {free}: {change}")
         return wrong
 
     def lines(self) -> list[str]:
         """The plan for people."""
-        where, memory = self.device, "memory"
-        if self.ranks > 1:
-            where, memory = f"{self.device}, {self.ranks} ranks", "memory of each rank"
-        shown = [f"{self.model} on {where}: {self.parameters:,} parameters, {self.trainable:,} of them trained"]
+        where, of_each = (f", {self.ranks} ranks", " of each rank") if self.ranks > 1 else ("", "")
         width = max(map(len, self.memory.parts))
-        shown += [f"  {part:<{width}}  {_size(size):>10}" for part, size in self.memory.parts.items() if size]
-        shown.append(f"{memory}: {_size(self.memory.needed)} at most, {self.memory.peak}; {_free(self.available)}")
-        if self.host_needed:
-            shown.append(f"main memory: {_size(self.host_needed)} at most, {_free(self.host_available)}")
-        shown.append(f"disk: {_size(self.disk_needed)} at most, {_free(self.disk_available)} at {self.out!r}")
-        each = self.forget_tokens + self.general_tokens
-        shown.append(
+        main = f"main memory: {_size(self.host_needed)} at most, {_free(self.host_available)}"
+        tokens = self.steps * (self.forget_tokens + self.general_tokens)
+        return [
+            f"{self.model} on {self.device}{where}: {self.parameters:,} parameters, {self.trainable:,} of them trained",
+            *(f"  {part:<{width}}  {_size(size):>10}" for part, size in self.memory.parts.items() if size),
+            f"memory{of_each}: {_size(self.memory.needed)} at most, {self.memory.peak}; {_free(self.available)}",
+            *([main] if self.host_needed else []),
+            f"disk: {_size(self.disk_needed)} at most, {_free(self.disk_available)} at {self.out!r}",
             f"steps: at most {self.steps:,}, each of at most {self.forget_tokens:,} forget tokens and "
-            f"{self.general_tokens:,} general tokens; at most {self.steps * each:,} tokens"
-        )
-        return [*shown, *(self.problems() or ["it fits"])]
+            f"{self.general_tokens:,} general tokens; at most {tokens:,} tokens",
+            *(self.problems() or ["it fits"]),
+        ]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        memory = dataclasses.asdict(self.memory) | {"needed": self.memory.needed, "peak": self.memory.peak}
-        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return values | {"memory": memory, "fits": self.fits, "problems": self.problems()}
+        values = dataclasses.asdict(self)
+        values["memory"] |= {"needed": self.memory.needed, "peak": self.memory.peak}
+        return values | {"fits": self.fits, "problems": self.problems()}
 
 
 def plan(config: ForgetConfig, ranks: int | None = None) -> Plan:
     """What a run with these settings needs, without loading anything.
 
-    Args:
-        config: Settings.
-        ranks: How many processes share the run, on this machine unless ``torchrun`` says otherwise; None: as many as
-            ``torchrun`` has started, else one.
+    ``ranks`` processes share it, on this machine unless ``torchrun`` says otherwise; None: as many as that has started.
 
     Raises:
         InputError: A model that the settings name cannot be used.
     """
-    config = config.chosen()
-    device = config.resolved_device()
+    config, device = config.chosen(), config.resolved_device()
     ranks = ranks or int(os.environ.get("WORLD_SIZE", "1"))
-    here = min(ranks, int(os.environ.get("LOCAL_WORLD_SIZE", ranks)))
-    available = free_device_memory(device)
+    available = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_host_memory()
     if available is not None and device.type == "cpu":
-        available //= here
+        available //= min(ranks, int(os.environ.get("LOCAL_WORLD_SIZE", ranks)))
     run = _Run(config, device, ranks, available)
-    memory = run.memory(config)
-    host_needed = 0 if device.type == "cpu" else max(FLOAT * run.most_parameters, memory.checkpoint)
-    forget_length, general_length = run.lengths(config)
+    student, memory = run.student(config.trainable), run.memory(config)
+    forget_length, general_length = config.lengths(student.context)
+    to_load = max(memory.checkpoint, *(FLOAT * model.parameters for model in (student, *run.others.values())))
     return Plan(
         model=config.model,
         device=str(device),
-        parameters=run.student(config).parameters,
-        trainable=run.student(config).trainable,
+        parameters=student.parameters,
+        trainable=student.trainable,
         memory=memory,
         available=available,
-        host_needed=host_needed,
+        host_needed=0 if device.type == "cpu" else to_load,
         host_available=free_host_memory(),
-        disk_needed=_disk(config, run, memory.checkpoint),
+        disk_needed=_disk(config, run.folders["model"], student.trainable, memory.checkpoint),
         disk_available=free_disk(config.out),
         out=config.out or ".",
         steps=config.max_steps,
         forget_tokens=config.batch * forget_length,
         general_tokens=config.general_batch * general_length,
-        advice=_advice(config, run, available) if _over(memory.needed, available) else "",
+        advice=_advice(config, run, available) if available is not None and memory.needed > available else "",
         ranks=ranks,
     )
 
@@ -187,12 +167,11 @@ class _Run:
     """The models of a run, without weights, and the memory that settings need with them."""
 
     def __init__(self, config: ForgetConfig, device: torch.device, ranks: int, available: int | None) -> None:
-        self.ranks, self.available = ranks, available
-        names = {"model": config.model, "reference": config.reference, "base": config.base}
+        self.device, self.ranks, self.available = device, ranks, available
         self.folders: dict[str, Path] = {}
         problems: list[str] = []
-        for option, name in names.items():
-            if name:
+        for option in ("model", "reference", "base"):
+            if name := getattr(config, option):
                 try:
                     self.folders[option] = find_folder(name, option)
                     problems += check_folder(self.folders[option], option)
@@ -200,21 +179,9 @@ class _Run:
                     problems += error.problems
         if problems:
             raise InputError(problems)
-        self.device = device
         others = [option for option in self.folders if option != "model"]
-        self.others = {option: Rehearsal(self.folders[option], option=option, kind=device.type) for option in others}
-        folder = self.folders["model"]
-        self._student = functools.cache(lambda trainable: Rehearsal(folder, trainable, kind=device.type))
-        every = [self.student(config), *self.others.values()]
-        self.most_parameters = max(rehearsal.parameters for rehearsal in every)
-
-    def student(self, config: ForgetConfig) -> Rehearsal:
-        """The model that is trained."""
-        return self._student(config.trainable)
-
-    def lengths(self, config: ForgetConfig) -> tuple[int, int]:
-        """Tokens of a forget sequence and of a general chunk, at most."""
-        return config.lengths(context_length(self.student(config).model))
+        self.others = {option: Rehearsal(self.folders[option], None, option, device.type) for option in others}
+        self.student = functools.cache(lambda trainable: Rehearsal(self.folders["model"], trainable, kind=device.type))
 
     def memory(self, config: ForgetConfig) -> Memory:
         """Of the phase that needs most."""
@@ -222,48 +189,38 @@ class _Run:
         return max(each, key=lambda memory: memory.needed)
 
     def _memory_of(self, config: ForgetConfig, method: Method) -> Memory:
-        student, adamw = self.student(config), method.optimizer == "adamw"
-        forget_length, general_length = self.lengths(config)
-        batch, general_batch = (-(-rows // self.ranks) for rows in (config.batch, config.general_batch))
-        forget_rows = min(config.micro_batch or batch, batch)
+        student, ranks, adamw = self.student(config.trainable), self.ranks, method.optimizer == "adamw"
+        on_cpu, on_gpu = self.device.type == "cpu", self.device.type == "cuda"
+        forget_length, general_length = config.lengths(student.context)
+        batch, general_batch = (-(-rows // ranks) for rows in (config.batch, config.general_batch))
         together = config.micro_batch and max(1, config.micro_batch * forget_length // general_length)
-        general_rows = min(together or general_batch, general_batch)
-        in_forget = resolved_precision(config.precision.forget, self.device)
-        in_general = resolved_precision(config.precision.divergence, self.device)
-        checkpointed = config.checkpoint_activations
-        general = student.student_pass(
-            general_rows, general_length, in_general, method.divergence, checkpointed=checkpointed
-        )
-        reading = student.reading(general_rows, general_length, in_general)
+        given = config.precision.forget, config.precision.divergence
+        in_forget, in_general = (resolved_precision(name, self.device) for name in given)
+        forget_texts = min(config.micro_batch or batch, batch), forget_length, in_forget
+        general_texts = min(together or general_batch, general_batch), general_length, in_general
         base = self.others.get("base") if LOSSES[method.loss].rows is not None else None
-        to_base, base_width = ("kl", base.width) if base else (None, None)
-        forget = student.student_pass(
-            forget_rows, forget_length, in_forget, to_base, base_width, checkpointed=checkpointed
-        )
-        base_reading = base.reading(forget_rows, forget_length, in_forget) if base else 0
+        to_base, again = ("kl", base.width) if base else ("", 0), config.checkpoint_activations
+        forget = student.student_pass(*forget_texts, *to_base, again)
+        general = student.student_pass(*general_texts, method.divergence, 0, again)
+        reading = student.reading(*general_texts)
 
-        trained, largest = FLOAT * student.trainable // self.ranks, student.largest // self.ranks
-        gathered = FLOAT * student.gathered if self.ranks > 1 else 0
-        outputs = FLOAT * student.width * general_batch * (general_length - 1)
+        trained, largest = FLOAT * student.trainable // ranks, student.largest // ranks
+        gathered = FLOAT * student.gathered if ranks > 1 else 0
+        read_by_base = FLOAT * base.width * batch * (forget_length - 1) if base else 0
+        outputs = read_by_base + FLOAT * student.width * general_batch * (general_length - 1)
         if student.head_is_trained:
             outputs += FLOAT * student.width * student.vocabulary
-        read_by_base = FLOAT * base.width * batch * (forget_length - 1) if base else 0
-        outputs += read_by_base
-        exchange = min(trained, FLOAT * (BUCKET_ELEMENTS + largest))
-        stepping = exchange
+        stepping = exchange = min(trained, FLOAT * (BUCKET_ELEMENTS + largest))
         if adamw:  # on a GPU in one kernel, in place
-            stepping = 0 if self.device.type == "cuda" else 2 * FLOAT * largest
-        divided = {option: 1 if option == "base" else self.ranks for option in self.others}
-        standing = {
-            "weights": FLOAT * student.parameters // self.ranks,
-            **{f"{name} model's weights": FLOAT * m.parameters // divided[name] for name, m in self.others.items()},
-            "teacher": trained,
-            "momentum": 2 * trained if adamw else trained,
-        }
+            stepping = 0 if on_gpu else 2 * FLOAT * largest
+        standing = {"weights": FLOAT * student.parameters // ranks}
+        for option, other in self.others.items():
+            standing[f"{option} model's weights"] = FLOAT * other.parameters // (1 if option == "base" else ranks)
+        standing |= {"teacher": trained, "momentum": 2 * trained if adamw else trained}
         stands = sum(standing.values())
         fixed, share = ALLOWANCE.get(self.device.type, ALLOWANCE["cpu"])
         evaluation = student.evaluation(config, self.device)
-        if self.device.type == "cuda" and self.available is not None:  # batches are halved until they fit
+        if on_gpu and self.available is not None:  # batches are halved until they fit
             room = int((self.available - stands - fixed) / (1 + share)) - gathered
             if evaluation > room:
                 evaluation = max(room, student.evaluation(config, self.device, one_by_one=True))
@@ -277,67 +234,58 @@ class _Run:
             "optimizer step": stepping,
             "evaluation": evaluation,
         }
-        checkpoint = (4 if adamw else 3) * FLOAT * student.trainable
         moments = {  # beside what stands
             "while the teacher reads": outputs + gathered + (trained + reading if adamw else max(reading, exchange)),
             "while the student reads forget text": trained + outputs + gathered + forget.peak,
             "while the student reads general text": trained + outputs + gathered + general.peak,
-            "while the base model reads": read_by_base + base_reading,
+            "while the base model reads": read_by_base + (base.reading(*forget_texts) if base else 0),
             "in the optimizer step": trained + outputs + stepping,
             EVALUATION: gathered + evaluation,
         }
-        if self.device.type == "cpu" or self.ranks > 1:
+        if on_cpu or ranks > 1:
             moments["on going back to a checkpoint"] = trained if adamw else 2 * trained  # the saved state, twice
-        if self.device.type == "cpu" and self.ranks > 1:
+        if on_cpu and ranks > 1:
             moments["while the model is loaded"] = FLOAT * student.parameters
         allowed = {moment: fixed + round(share * size) for moment, size in moments.items()}
         totals = {moment: stands + size + allowed[moment] for moment, size in moments.items()}
         parts = standing | passing | {"allowance": allowed[max(totals, key=lambda moment: totals[moment])]}
-        return Memory(parts, totals, checkpoint)
+        return Memory(parts, totals, checkpoint=(4 if adamw else 3) * FLOAT * student.trainable)
 
 
-def _disk(config: ForgetConfig, run: _Run, checkpoint: int) -> int:
+def _disk(config: ForgetConfig, folder: Path, trainable: int, checkpoint: int) -> int:
     """The saved model and the checkpoints: those kept, the protected one, and the one being written."""
-    tensors = stored_tensors(run.folders["model"]).values()
-    stored = [(math.prod(tensor.shape), _BYTES.get(tensor.dtype, FLOAT)) for tensor in tensors]
+    stored = [(math.prod(t.shape), _BYTES.get(t.dtype, FLOAT)) for t in stored_tensors(folder).values()]
     size = sum(numbers * each for numbers, each in stored)
     if config.save_dtype != "source":
-        share = run.student(config).trainable / max(1, sum(numbers for numbers, _ in stored))
-        size += round(FLOAT * run.student(config).trainable - min(1.0, share) * size)
+        share = trainable / max(1, sum(numbers for numbers, _ in stored))
+        size += round(FLOAT * trainable - min(1.0, share) * size)
     needed = size + min(config.keep_checkpoints + 2, config.max_steps + 1) * checkpoint + SMALL_FILES
     files = Path(config.out, "checkpoints").rglob("*") if config.out else ()
     there = sum(file.stat().st_size for file in files if file.is_file())
     return max(0, needed - there)  # a resumed run has some already
 
 
-def _advice(config: ForgetConfig, run: _Run, available: int | None) -> str:
+def _advice(config: ForgetConfig, run: _Run, available: int) -> str:
     """The first of ever larger changes, each on top of those before it, that makes the run fit."""
-    rows = max(config.batch, config.general_batch)
+    rows, longest = max(config.batch, config.general_batch), config.lengths(run.student(config.trainable).context)[0]
+    same, slower = " and gives the same result", " and gives the same result, slower"
     steps: list[tuple[str, Any, str]] = [
-        ("micro_batch", size, " and gives the same result") for size in _halves(min(config.micro_batch or rows, rows))
+        *(("micro_batch", size, same) for size in _halves(min(config.micro_batch or rows, rows))),
+        *([] if config.checkpoint_activations else [("checkpoint_activations", True, slower)]),
+        *([("trainable", "blocks", "")] if config.trainable == "all" else []),
+        *(("max_tokens", length, "") for length in _halves(longest, SHORTEST)),
+        *(("general_batch", size, "") for size in _halves(config.general_batch)),
     ]
-    if not config.checkpoint_activations:
-        steps.append(("checkpoint_activations", True, " and gives the same result, slower"))
-    same_result = len(steps)
-    if config.trainable == "all":
-        steps.append(("trainable", "blocks", ""))
-    steps += [("max_tokens", length, "") for length in _halves(run.lengths(config)[0], SHORTEST)]
-    steps += [("general_batch", size, "") for size in _halves(config.general_batch)]
     changes: dict[str, Any] = {}
     smallest = run.memory(config).needed
-    for number, (name, value, ending) in enumerate(steps):
+    for name, value, ending in steps:
         changes[name] = value
         needed = run.memory(dataclasses.replace(config, **changes)).needed
-        smallest = needed if number < same_result else smallest
-        if not _over(needed, available):
+        smallest = needed if ending else smallest
+        if needed <= available:
             shown = " and ".join(f"{n} to {'true' if v is True else v}" for n, v in changes.items())
             return f"set {shown}, which needs {_size(needed)}{ending}"
     return f"use a device with {_size(smallest)} free (with micro_batch 1 and checkpoint_activations)"
-
-
-def free_device_memory(device: torch.device) -> int | None:
-    """Free memory of the device."""
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_host_memory()
 
 
 def free_host_memory() -> int | None:
@@ -349,58 +297,35 @@ def free_host_memory() -> int | None:
     except OSError:
         if "SC_PHYS_PAGES" in getattr(os, "sysconf_names", {}):
             limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    group = Path("/sys/fs/cgroup")
-    for limit, used in (
-        ("memory.max", "memory.current"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-    ):
+    for folder, limit, used in (("", "max", "current"), ("memory", "limit_in_bytes", "usage_in_bytes")):
+        group = Path("/sys/fs/cgroup", folder)
         try:
-            limits.append(
-                int((group / limit).read_text()) - int((group / used).read_text()) + _reclaimable(group / limit)
-            )
+            most, now = (int((group / f"memory.{name}").read_text()) for name in (limit, used))
+            lines = (group / "memory.stat").read_text(encoding="ascii").splitlines()
         except (OSError, ValueError):  # no such group, or "max"
             continue
+        kept = [line.split()[1] for line in lines if line.startswith(("inactive_file ", "total_inactive_file "))]
+        limits.append(most - now + sum(map(int, kept)))  # copies of files are given up when memory is wanted
     return max(0, min(limits)) if limits else None
 
 
-def _reclaimable(limit: Path) -> int:
-    """File copies in a control group's memory, which the system gives up when memory is wanted."""
-    lines = limit.with_name("memory.stat").read_text(encoding="ascii").splitlines()
-    return sum(int(line.split()[1]) for line in lines if line.startswith(("inactive_file ", "total_inactive_file ")))
-
-
-def free_disk(out: str) -> int | None:
+def free_disk(out: str) -> int:
     """Free disk where the run folder will be."""
     folder = Path(out or ".").expanduser().resolve()
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
-    try:
-        return shutil.disk_usage(folder).free
-    except OSError:
-        return None
+    return shutil.disk_usage(next(there for there in (folder, *folder.parents) if there.exists())).free
 
 
 def _halves(number: int, least: int = 1) -> list[int]:
     """Half of it, half of that, and so on."""
-    found = []
-    while number // 2 >= least:
-        number //= 2
-        found.append(number)
-    return found
-
-
-def _over(needed: int, available: int | None) -> bool:
-    return available is not None and needed > available
+    return [half for times in range(1, number.bit_length()) if (half := number >> times) >= least]
 
 
 def _free(available: int | None) -> str:
     return "free memory unknown" if available is None else f"{_size(available)} free"
 
 
-def _size(size: int | None) -> str:
+def _size(size: int) -> str:
     """Bytes for people."""
-    if size is None:
-        return "unknown"
     for unit, name in ((2**30, "GiB"), (2**20, "MiB")):
         if size >= unit:
             return f"{size / unit:.1f} {name}"

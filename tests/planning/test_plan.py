@@ -57,9 +57,6 @@ def numbers(parameters):
     return sum(parameter.numel() for parameter in parameters)
 
 
-# ---- rehearsing a pass -------------------------------------------------------------------------------
-
-
 def test_live_bytes():
     kept = torch.zeros(100)
     with LiveBytes([kept]) as live:
@@ -158,9 +155,6 @@ def test_half_precision_keeps_less_and_copies_weights(tmp_path):
     assert half < 0.75 * single
 
 
-# ---- a whole step --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("method", "trainable", "micro_batch", "checkpointed"),
     [(method, trainable, 2, False) for method in METHODS for trainable in ("blocks", "all")]
@@ -215,9 +209,6 @@ def test_size_of_a_checkpoint(method, tmp_path):
     assert plan(config).memory.checkpoint == pytest.approx(checkpoints.path(1).stat().st_size, rel=0.02)
 
 
-# ---- the plan ------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def made(tmp_path):
     """Plans a run of the tiny model."""
@@ -251,27 +242,23 @@ def test_lines_and_json(made, tmp_path):
 
 @pytest.mark.slow
 def test_lengths_follow_the_context(made, tmp_path):
-    long = shape_folder(tmp_path / "long", hidden_size=32)
-    for planned, lengths in ((made(batch=1, general_batch=1), (64, 64)),
-                             (made(model=long, batch=1, general_batch=1), (1024, 512))):  # fmt: skip
-        assert (planned.forget_tokens, planned.general_tokens) == lengths
+    planned = made(batch=1, general_batch=1)
+    assert (planned.forget_tokens, planned.general_tokens) == (64, 64), "the context of the tiny model"
+    planned = made(model=shape_folder(tmp_path / "long", hidden_size=32), batch=1, general_batch=1)
+    assert (planned.forget_tokens, planned.general_tokens) == (1024, 512)
 
 
-def test_the_phase_that_needs_most_counts(made):
+def test_other_models_and_the_phase_that_needs_most_count(made, tmp_path):
     adamw = dataclasses.replace(METHODS["adamw"], steps=3, divergence="kl", loss="nlul")
-    teacher = METHODS["mean teacher"]
+    teacher, other = METHODS["mean teacher"], str(save_tiny(tmp_path / "other", "gpt2"))
     alone, with_phase = made(method=teacher).memory, made(method=teacher, phases=(adamw,)).memory
+    with_other = made(method=teacher, reference=other).memory
+    weights = with_other.parts["reference model's weights"]
+    assert weights == 4 * numbers(tiny_model("gpt2").parameters())
+    assert with_other.needed == alone.needed + weights
     assert with_phase.parts["momentum"] == 2 * alone.parts["momentum"]
     assert with_phase.checkpoint == alone.checkpoint + alone.parts["teacher"]
     assert with_phase.needed > alone.needed
-
-
-@pytest.mark.slow
-def test_other_models_count(made, tmp_path):
-    alone, both = made().memory, made(reference=str(save_tiny(tmp_path / "other", "gpt2"))).memory
-    weights = both.parts["reference model's weights"]
-    assert weights == 4 * numbers(tiny_model("gpt2").parameters())
-    assert both.needed == alone.needed + weights
 
 
 @pytest.mark.slow

@@ -1,7 +1,6 @@
 """Headless Chromium over its debugging pipe: no driver, no port, no further package.
 
-`python tests/report/browser.py docs/images [report.html]` takes the pictures of docs/guide.md; without a page, one is
-made from invented runs, and says so.
+`python tests/report/browser.py docs/images report.html` takes the pictures of docs/guide.md.
 """
 
 import base64
@@ -107,23 +106,11 @@ class Browser:
         return file
 
 
-def invented(folder):
-    """A report on runs that never were."""
-    from run_folders import ENDS, make_references, make_run
-
-    from unteach.report import write_report
-
-    data = {"benchmark": {"name": "invented example", "counts": {}, "data_sha256": "00" * 32}}
-    runs = [make_run(folder / f"{n}{s}", n, s, steps=140 + 20 * s, **data) for n in ENDS for s in range(3)]
-    return write_report([*runs, make_references(folder / "both.json", **data)], folder / "report.html")
-
-
-def take_pictures(images, page=None):
+def take_pictures(images, page):
     """The upper part of the page on a desk; three views of it on a phone at night, side by side."""
     from PIL import Image
 
-    with tempfile.TemporaryDirectory() as folder, Browser(find()) as browser:
-        page = page or invented(Path(folder))
+    with Browser(find()) as browser:
         browser.open(page, 1280, 1500)
         wide = browser.screenshot(images / "report-wide.png")
         Image.open(wide).convert("RGB").quantize(256).save(wide, optimize=True)

@@ -47,7 +47,6 @@ def metric(name, value):
         "high": None if value is None else min(value + spread, most),
         "count": 100,
         "higher_is_better": None if name in ("privleak", AUC) else name in ("knowmem_r", "mmlu_val"),
-        "unit": {"nll_general": "nats per token", AUC: "fraction"}.get(name, "percent"),
     }
 
 
@@ -85,11 +84,9 @@ def result(name, values, *, step=None, seed=0, **changes):
         "metrics": {key: metric(key, value) for key, value in values.items()},
         "notes": [],
         "items": items(values, random.Random(repr((name, step, seed)))),
-        "settings": {"batch_size": 32},
         "versions": {"unteach": "0.1.0", "torch": "2.13.0"},
         "model_sha256": f"{name}-{step}-{seed}" if step else f"sha-of-{name}",
         "created": "2026-11-15T03:00:00+00:00",
-        "seconds": 3.2,
     } | changes
 
 

@@ -1,7 +1,7 @@
 """Tiny random models for tests."""
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from unteach.corpora import Probe
 
@@ -15,38 +15,30 @@ UNSEEN = (
 )
 
 
-def build_llama(vocabulary, *, seed=0, **changes):
-    """A random Llama whose logits are spread enough for greedy decoding to wander."""
-    settings = {
-        "vocab_size": vocabulary,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 256,
-        "bos_token_id": 0,
-        "eos_token_id": 1,
-        "pad_token_id": None,
-    } | changes
-    generator_state = torch.random.get_rng_state()
-    torch.manual_seed(seed)
-    model = LlamaForCausalLM(LlamaConfig(**settings))
+def scale(model, factor):
+    """Larger weights spread the logits: greedy decoding wanders, and depends on all of the prompt."""
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
-                parameter.mul_(12)
-    torch.random.set_rng_state(generator_state)
+                parameter.mul_(factor)
     return model.eval()
+
+
+def build_llama(vocabulary, *, kind="llama", seed=0, **changes):
+    """A random model whose text wanders."""
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes |= {"vocab_size": vocabulary, "num_key_value_heads": 2, "max_position_embeddings": 256}
+    special = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": None}
+    config = AutoConfig.for_model(kind, **sizes | special | changes)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return scale(AutoModelForCausalLM.from_config(config), 12)
 
 
 def memorise(model, sequences, steps=150):
     """Train a model until it recites the sequences (token ids of equal length)."""
     ids = torch.tensor(sequences)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.div_(12)
+    scale(model, 1 / 12)
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
     for _ in range(steps):
         loss = model(ids, labels=ids).loss

@@ -1,7 +1,6 @@
 """The measuring formulas: by hand, against scikit-learn, rouge-score and scores of the official MUSE code on 7B models.
 
-A small extract of those (short answers and numbers) is in tests/golden; the full files are used where they lie beside
-the checkout, in ../shared/golden.
+A small extract of those is in tests/golden; the full files are used where they lie beside the checkout.
 """
 
 import gzip
@@ -18,13 +17,7 @@ from sklearn.metrics import roc_auc_score
 
 from unteach.data.documents import split_words
 from unteach.evaluation import is_degenerate, membership_auc, min_k, privleak, rouge_l
-from unteach.evaluation.formulas import (
-    bootstrap_ratio,
-    longest_common_subsequence,
-    mean_metric,
-    membership_interval,
-    resampled_aucs,
-)
+from unteach.evaluation.formulas import bootstrap_ratio, mean_metric, membership_interval, resampled_aucs
 
 ROOT = Path(__file__).resolve().parents[2]
 FULL = ROOT.parent / "shared" / "golden"
@@ -57,17 +50,6 @@ def test_rouge_equals_the_rouge_score_package_on_random_texts():
         assert rouge_l(expected, output) == pytest.approx(scorer.score(expected, output)["rougeL"].fmeasure, abs=1e-15)
 
 
-def test_common_subsequence_equals_the_textbook_table():
-    generator = random.Random(1)
-    for _ in range(200):
-        first, second = (generator.choices("abcd", k=generator.randrange(12)) for _ in range(2))
-        table = [[0] * (len(second) + 1) for _ in range(len(first) + 1)]
-        for i, a in enumerate(first):
-            for j, b in enumerate(second):
-                table[i + 1][j + 1] = table[i][j] + 1 if a == b else max(table[i][j + 1], table[i + 1][j])
-        assert longest_common_subsequence(first, second) == table[-1][-1]
-
-
 def test_other_scripts_need_unicode_words():
     greek, chinese = "η γάτα κάθισε στο χαλί", "猫坐在垫子上"
     assert rouge_l(greek, greek) == 0.0
@@ -81,44 +63,37 @@ def test_other_scripts_need_unicode_words():
 PROSE = "It was not that he felt any emotion akin to love for Irene Adler, he said, and turned to the window."
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "nobody will be nobody will be nobody will be nobody will be nobody will be",
-        '" " " "',
-        '"""""""""""""""""""""""""""""',
-        "The Prime Minister said on Tuesday that the the the the the the the the the the the the the",
-        "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
-        "他说他说他说他说他说他说他说他说他说他说他说他说",
-        "\n\n\n\n\n\n\n\n",
-        ", , , , , , , , , , , , , , ,",
-        "I am not sure. I am not sure if I am not sure. I am not sure, but I am not sure. I am not sure if I am not.",
-        PROSE + " nobody will be" * 4,  # a third of the text: 12 of 35 units
-    ],
-)
-def test_degenerate(text):
-    assert is_degenerate(text)
+REPEATING = [
+    "nobody will be nobody will be nobody will be nobody will be nobody will be",
+    '" " " "',
+    '"""""""""""""""""""""""""""""',
+    "The Prime Minister said on Tuesday that the the the the the the the the the the the the the",
+    "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
+    "他说他说他说他说他说他说他说他说他说他说他说他说",
+    "\n\n\n\n\n\n\n\n",
+    ", , , , , , , , , , , , , , ,",
+    "I am not sure. I am not sure if I am not sure. I am not sure, but I am not sure. I am not sure if I am not.",
+    PROSE + " nobody will be" * 4,  # a third of the text: 12 of 35 units
+]
+NORMAL = [
+    "",
+    "1472",
+    "no, no",
+    "10 women and 10 men",
+    "1. Astoria Greengrass, 2. Snape, 3. Draco, 4. Harry, 5. Sna",
+    "It was the best of times, it was the worst of times, it was the age of wisdom, it was the age of "
+    "foolishness, it was the epoch of belief, it was the epoch of incredulity, it was the season of Light, "
+    "it was the season of Darkness, it was the spring of hope, it was the winter of despair.",
+    "“Twinkle, twinkle, little bat! How I wonder what you’re at!” You know the song, perhaps?",
+    "Never, never, never! cried the King, and stamped his foot until the whole palace shook.",
+    "2001 2002 2003 2004 2005 2006 2007 2008",
+    PROSE + " nobody will be" * 3,
+]
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "1472",
-        "no, no",
-        "10 women and 10 men",
-        "1. Astoria Greengrass, 2. Snape, 3. Draco, 4. Harry, 5. Sna",
-        "It was the best of times, it was the worst of times, it was the age of wisdom, it was the age of "
-        "foolishness, it was the epoch of belief, it was the epoch of incredulity, it was the season of Light, "
-        "it was the season of Darkness, it was the spring of hope, it was the winter of despair.",
-        "“Twinkle, twinkle, little bat! How I wonder what you’re at!” You know the song, perhaps?",
-        "Never, never, never! cried the King, and stamped his foot until the whole palace shook.",
-        "2001 2002 2003 2004 2005 2006 2007 2008",
-        PROSE + " nobody will be" * 3,
-    ],
-)
-def test_not_degenerate(text):
-    assert not is_degenerate(text)
+@pytest.mark.parametrize("text", [*REPEATING, *NORMAL])
+def test_what_is_degenerate(text):
+    assert is_degenerate(text) == (text in REPEATING)
 
 
 def test_min_k_by_hand():
@@ -162,10 +137,9 @@ def test_auc_orientation_ties_and_equality_with_scikit_learn():
         assert membership_auc(forget, holdout) == pytest.approx(expected, abs=1e-12)
 
 
-def test_privleak_values_and_bounds():
-    assert privleak(0.0, 0.4772) == -100.0
-    assert privleak(0.4772, 0.4772) == 0.0
-    assert privleak(1.0, 0.4772) == pytest.approx(109.5557, abs=1e-4)
+@pytest.mark.parametrize(("auc", "value"), [(0.0, -100.0), (0.4772, 0.0), (1.0, 109.5557)])
+def test_privleak_values_and_bounds(auc, value):
+    assert privleak(auc, 0.4772) == pytest.approx(value, abs=1e-4)
 
 
 @pytest.mark.parametrize("corpus", ["books", "news"])
@@ -215,10 +189,9 @@ def test_intervals_cover_and_pairing_narrows():
     assert 0.1 < high - low < 0.25  # about ±0.08
     assert membership_interval(([1.0], holdout)) == (None, None)
     assert membership_interval(([1.0] * 5, [1.0] * 5)) == (0.5, 0.5)
-    same = membership_interval((forget, holdout), (forget, holdout))
-    assert same == (0.0, 0.0)  # the same model resampled together has no noise
-    fixed = membership_interval((forget, holdout), 0.5)
-    assert fixed[0] < 0 < fixed[1]
+    assert membership_interval((forget, holdout), (forget, holdout)) == (0.0, 0.0)  # resampled together: no noise
+    low, high = membership_interval((forget, holdout), 0.5)
+    assert low < 0 < high
 
 
 def test_mean_with_interval_near_the_normal_one():

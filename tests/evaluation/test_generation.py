@@ -1,14 +1,15 @@
 """Batched reading and decoding give what one at a time gives, and Transformers' own `generate`; fast paths included."""
 
 import copy
+import itertools
 import random
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
-from random_models import build_llama
-from transformers import MistralConfig, MistralForCausalLM
+from random_models import build_llama, scale
 
 from tiny_models import tiny_model
 from unteach.evaluation import decoding, generation, inference
@@ -72,10 +73,7 @@ def test_rows_end_at_stop_ids_and_at_their_own_limits(model, monkeypatch):
     prompts = random_prompts(12, seed=3)
     free = generate(model, prompts, max_new_tokens=20)
     stops = {free[0][4], free[1][9], free[5][0]}
-    expected = []
-    for ids in free:
-        end = next((place for place, token in enumerate(ids) if token in stops), len(ids))
-        expected.append(ids[:end])
+    expected = [list(itertools.takewhile(lambda token: token not in stops, ids)) for ids in free]
     assert generate(model, prompts, max_new_tokens=20, stop_ids=stops) == expected
     assert expected == one_by_one(model, prompts, 20, sorted(stops))
     assert [] in expected
@@ -99,19 +97,7 @@ def test_shared_beginning_is_read_once(model):
 
 
 def test_sliding_window_models_do_not_share_a_beginning():
-    torch.manual_seed(0)
-    config = MistralConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        sliding_window=16,
-        max_position_embeddings=256,
-        initializer_range=0.3,
-    )
-    mistral = MistralForCausalLM(config).eval()
+    mistral = build_llama(VOCABULARY, kind="mistral", sliding_window=16)
     prompts = random_prompts(7, shared=40)
     with torch.no_grad():
         assert _PromptReader(mistral, prompts).shared == 0
@@ -229,16 +215,6 @@ def test_batches_are_halved_when_memory_runs_out():
         in_batches([5, 1], lambda group: run(group, most=0), Batching(2), 100)
 
 
-def wandering_model(name):
-    """A tiny model with weights so large that its text depends on all of the prompt."""
-    model = tiny_model(name)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.mul_(20)
-    return model
-
-
 PROMPTS = random_prompts(9, longest=20, vocabulary=300)
 
 
@@ -256,7 +232,7 @@ def fixed(monkeypatch):
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_fixed_steps_write_the_same(name, fixed):
-    model = wandering_model(name)
+    model = scale(tiny_model(name), 20)
     assert model.config.model_type == FAMILIES[name]
     assert set(FAMILIES.values()) == decoding.FAMILIES, "every family is tried"
     usual = generate(model, PROMPTS, max_new_tokens=40)
@@ -268,7 +244,7 @@ def test_fixed_steps_write_the_same(name, fixed):
 
 
 def test_fixed_rows_end_at_their_limits_at_stop_ids_and_at_the_context(fixed):
-    model = wandering_model("gpt2")  # with learned positions: none may be asked for beyond the context of 64
+    model = scale(tiny_model("gpt2"), 20)  # with learned positions: none may be asked for beyond the context of 64
     limits = [64 - len(prompt) if number % 2 else 3 for number, prompt in enumerate(PROMPTS)]
     stops = {generate(model, PROMPTS[1:2], max_new_tokens=40)[0][20]}
     usual = generate(model, PROMPTS, max_new_tokens=limits, stop_ids=stops)
@@ -293,16 +269,14 @@ def test_steps_are_fixed_only_where_every_step_does_the_same():
         {"rope_parameters": {**config.rope_parameters, "rope_type": "longrope"}},
         {"_attn_implementation": "flash_attention_2"},  # would read the mask in another way
     ):
-        other = copy.deepcopy(config)
-        for name, value in changes.items():
-            setattr(other, name, value)
+        other = SimpleNamespace(**{"model_type": "llama", "_attn_implementation": "sdpa"} | changes)
         assert not decoding.has_steady_steps(other)
 
 
 @pytest.mark.gpu
 @on_a_gpu
 def test_a_model_that_waits_for_the_gpu_is_decoded_without_a_graph(recwarn):
-    model = wandering_model("llama")
+    model = scale(tiny_model("llama"), 20)
     usual = generate(model, PROMPTS, max_new_tokens=40)
     on_gpu = copy.deepcopy(model).cuda()
     on_gpu.register_forward_pre_hook(lambda *arguments: torch.ones(1, device="cuda").item() and None)
@@ -316,15 +290,13 @@ def test_a_model_that_waits_for_the_gpu_is_decoded_without_a_graph(recwarn):
 @on_a_gpu
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_replayed_graph_writes_the_same(name, monkeypatch):
-    model = wandering_model(name)
+    model = scale(tiny_model(name), 20)
     usual = generate(model, PROMPTS, max_new_tokens=40)
     on_gpu = copy.deepcopy(model).cuda()
-    counted = []
-    monkeypatch.setattr(
-        generation, "fixed_steps", lambda *arguments: counted.append(1) or decoding.fixed_steps(*arguments)
-    )
+    counted = Mock(side_effect=decoding.fixed_steps)
+    monkeypatch.setattr(generation, "fixed_steps", counted)
     assert generate(on_gpu, PROMPTS, max_new_tokens=40) == usual
-    assert counted == [1]
+    assert counted.call_count == 1
     with torch.no_grad():
         for parameter in on_gpu.parameters():
             parameter.mul_(1.01)  # a graph belongs to one call: other weights give other text

@@ -16,14 +16,7 @@ from unteach.evaluation.inference import Batching
 from unteach.evaluation.memory import answer_choices, answer_questions, cut_answer, letter_tokens, mean_score, recite
 from unteach.evaluation.metrics import Evaluation
 from unteach.evaluation.scores import Scores
-from unteach.evaluation.tofu import (
-    add_metrics,
-    answer_tofu,
-    forget_quality,
-    harmonic_mean,
-    stemmed_recall,
-    truth_ratio,
-)
+from unteach.evaluation.tofu import add_metrics, answer_tofu, forget_quality, harmonic_mean, stemmed_recall, truth_ratio
 
 
 def word_tokenizer(*words):
@@ -163,21 +156,15 @@ def tofu_questions(count, start=0):
 TOFU = Tofu(tofu_questions(5), tofu_questions(4, 5), tofu_questions(3, 9), tofu_questions(2, 12))
 
 
-def test_truth_ratio_is_the_arithmetic_mean_over_the_paraphrase():
-    assert truth_ratio(0.5, [0.1, 0.2, 0.6]) == pytest.approx(0.6)
+def test_the_formulas_of_tofu(monkeypatch):
+    assert truth_ratio(0.5, [0.1, 0.2, 0.6]) == pytest.approx(0.6)  # the arithmetic mean over the paraphrase
     with pytest.raises(ValueError, match="NaN"):
         truth_ratio(0.5, [float("nan")])
-
-
-def test_forget_quality_is_the_p_value_of_the_ks_test():
     generator = np.random.default_rng(0)
     first, second = generator.random(40), generator.random(40) + 0.1
     assert forget_quality(first, second) == ks_2samp(first, second).pvalue
     assert forget_quality(first, first) == 1.0
     assert forget_quality(first, first + 5) < 1e-10
-
-
-def test_harmonic_mean_and_stemmed_recall_are_the_forms_of_tofu(monkeypatch):
     values = np.array([0.2, 0.5, 0.9])
     assert harmonic_mean(values) == pytest.approx(hmean(values))
     assert harmonic_mean(np.array([0.0, 0.5])) == 0.0

@@ -97,11 +97,9 @@ def test_records_make_the_values(scores):
 
 def test_membership_scores_of_one_text():
     text = "Some Text, some text."
-    scores = text_scores(text, [-1.0, -3.0], [-4.0])
-    assert tuple(scores) == SCORES
-    assert (scores["ppl"], scores["ppl_lower"]) == (2.0, 0.5)
-    assert scores["ppl_zlib"] == 2.0 / len(zlib.compress(text.encode()))
-    assert scores["min_5"] == scores["min_40"] == 3.0
+    zipped = 2.0 / len(zlib.compress(text.encode()))
+    expected = dict.fromkeys(SCORES, 3.0) | {"ppl": 2.0, "ppl_lower": 0.5, "ppl_zlib": zipped}
+    assert text_scores(text, [-1.0, -3.0], [-4.0]) == expected
     assert "ppl_lower" not in text_scores(text, [-1.0])
 
 
@@ -128,7 +126,6 @@ def test_file_format(scores, tmp_path):
     assert set(content["versions"]) == {"unteach", "torch", "transformers", "python"}
     again = Scores.from_dict(content)
     assert again.to_dict() == scores.to_dict()
-    assert dict(again) == dict(scores)
     assert again.replace(name="y").name == "y"
     with pytest.raises(ValueError, match="schema is 'other'"):
         Scores.from_dict({"schema": "other"})
@@ -207,10 +204,3 @@ def test_short_and_long_texts(membership, model, tokenizer):
     result = evaluate(model, tokenizer, long, measurements=["privleak", "verbmem_f"])
     assert "verbmem_f: 1 of 1 prompts are longer than the model's context (256 tokens)" in result.notes[1]
     assert "only the beginning of 1 of 12 texts was scored" in result.notes[2]
-
-
-def test_broken_weights_are_an_error(model, tokenizer):
-    broken = copy.deepcopy(model)
-    broken.model.norm.weight.data[:] = float("nan")
-    with pytest.raises(ValueError, match="NaN"):
-        evaluate(broken, tokenizer, BENCHMARK)

@@ -5,26 +5,22 @@ import json
 import pytest
 
 from unteach.evaluation.formulas import Metric
-from unteach.evaluation.metrics import LOSS_AUC
-from unteach.evaluation.metrics import RAW_AUC as AUC
+from unteach.evaluation.metrics import LOSS_AUC, RAW_AUC
 from unteach.evaluation.verdict import judge, lines, sentence, stop_scores
 from unteach.job.card import model_card
 
 BEFORE = {
-    "verbmem_f": 99.0, "knowmem_f": 90.0, AUC: 0.0, LOSS_AUC: 0.0, "nll_general": 3.46, "nll_retain": 0.1,
+    "verbmem_f": 99.0, "knowmem_f": 90.0, RAW_AUC: 0.0, LOSS_AUC: 0.0, "nll_general": 3.46, "nll_retain": 0.1,
     "verbmem_r": 99.0, "knowmem_r": 92.0, "degenerate": 0.2, "verbmem_holdout": 17.0,
 }  # fmt: skip
-REFERENCE = BEFORE | {"verbmem_f": 17.8, "knowmem_f": 3.3, AUC: 0.547, LOSS_AUC: 0.54}
-AFTER = BEFORE | {"verbmem_f": 17.2, "knowmem_f": 2.9, AUC: 0.52, LOSS_AUC: 0.51, "knowmem_r": 88.0}
+REFERENCE = BEFORE | {"verbmem_f": 17.8, "knowmem_f": 3.3, RAW_AUC: 0.547, LOSS_AUC: 0.54}
+AFTER = BEFORE | {"verbmem_f": 17.2, "knowmem_f": 2.9, RAW_AUC: 0.52, LOSS_AUC: 0.51, "knowmem_r": 88.0}
 
 
 def scored(values):
-    known = {
-        name: (value, 0.03 if name.startswith("auc") else 1.5) for name, value in values.items() if value is not None
-    }
-    return {
-        name: Metric(value, value - spread, value + spread, 60, None, "") for name, (value, spread) in known.items()
-    }
+    spread = {name: 0.03 if name.startswith("auc") else 1.5 for name in values}
+    known = ((name, value, spread[name]) for name, value in values.items() if value is not None)
+    return {name: Metric(value, value - around, value + around, 60, None, "") for name, value, around in known}
 
 
 def answers(after=None, before=BEFORE, reference=REFERENCE, base=None):
@@ -53,8 +49,8 @@ def test_all_forgotten_and_all_kept():
     [
         ({"verbmem_f": 60.0}, 0, "✗ still recited: recital of forget documents 60.0"),
         ({"knowmem_f": 58.0}, 1, "✗ still known: answers on forget documents 58.0"),
-        ({AUC: 0.1}, 2, "✗ still detectable: membership AUC 0.100"),
-        ({AUC: 0.9}, 2, "overshoot: they stand out as less likely than never-seen text"),
+        ({RAW_AUC: 0.1}, 2, "✗ still detectable: membership AUC 0.100"),
+        ({RAW_AUC: 0.9}, 2, "overshoot: they stand out as less likely than never-seen text"),
         ({LOSS_AUC: 0.2}, 2, "✗ still detectable: membership AUC by loss 0.200"),
         ({LOSS_AUC: 0.95}, 2, "overshoot"),
         ({"nll_retain": 0.7}, 3, "✗ rest damaged: damaged: kept documents"),
@@ -72,7 +68,7 @@ def test_one_thing_wrong_is_one_cross(change, place, words):
 
 def test_what_is_just_within_its_limit_is_as_it_should_be():
     within = {"nll_retain": 0.6, "verbmem_r": 89.0, "knowmem_r": 82.9, "degenerate": 5.2, "nll_general": 3.56}
-    within |= {"verbmem_f": 19.0, "knowmem_f": 4.7, AUC: 0.64}
+    within |= {"verbmem_f": 19.0, "knowmem_f": 4.7, RAW_AUC: 0.64}
     assert [finding.answer for finding in answers(within)] == [True] * 4
 
 
@@ -80,7 +76,7 @@ def test_what_is_just_within_its_limit_is_as_it_should_be():
     ("change", "place", "words"),
     [
         ({"knowmem_f": None}, 1, "not measured: give --questions"),
-        ({AUC: None, LOSS_AUC: None}, 2, "not measured: give --holdout"),
+        ({RAW_AUC: None, LOSS_AUC: None}, 2, "not measured: give --holdout"),
         ({LOSS_AUC: None}, 2, "not measured: give --holdout"),
         (dict.fromkeys(("nll_retain", "verbmem_r", "knowmem_r")), 3, "not measured: give --keep or --keep-questions"),
     ],

@@ -118,6 +118,9 @@ def evaluate(
     batch_size: int = 128,
     seed: int = 0,
     progress: bool | None = None,
+    name: str = "",
+    model_name: str = "",
+    step: int | None = None,
 ) -> Scores:
     """Measure a model.
 
@@ -129,7 +132,7 @@ def evaluate(
             forget set, measured on the same benchmark; or its `auc_forget_holdout_min_40` as a number.
         measurements: names out of `MEASUREMENTS`, by default all that the benchmark has data for.
         batch_size: most prompts decoded together.
-        seed: of the bootstrap; kept in the result.
+        seed: of the bootstrap; kept in the result, as are `name`, `model_name` and `step`.
         progress: whether to show progress bars on stderr; by default where that is a terminal.
     """
     from unteach.evaluation.inference import Batching
@@ -163,6 +166,9 @@ def evaluate(
         notes=(*benchmark.notes, *evaluation.notes, *absent),
         settings={key: list(value) if isinstance(value, tuple) else value for key, value in settings.items()},
         data_sha256=benchmark.data_sha256,
+        name=name,
+        model=model_name,
+        step=step,
         seed=seed,
         seconds=round(time.perf_counter() - started, 3),
         created=datetime.now(UTC).isoformat(timespec="seconds"),

@@ -1,11 +1,15 @@
-"""Who may import whom. Late imports count; imports for type checking do not."""
+"""Who may import whom: late imports count, imports for type checking do not. And what is imported is installed."""
 
 import ast
+import re
+import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent / "src" / "unteach"
+TOP = Path(__file__).parent.parent
+ROOT = TOP / "src" / "unteach"
 LEAVES = {"errors", "settings", "writing"}
 """What every part may import."""
 ALLOWED = {
@@ -116,3 +120,47 @@ def test_the_size_of_the_house():
     for file in MODULES.values():
         lines = len(file.read_text(encoding="utf-8").splitlines())
         assert lines <= 420, f"{file.relative_to(ROOT)} has {lines} lines: divide it where the concepts divide"
+
+
+PROJECT = tomllib.loads((TOP / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+CALLED = {"pyyaml": "yaml", "scikit-learn": "sklearn", "rouge-score": "rouge_score"}
+"""Modules that are called otherwise than their packages."""
+INDIRECT = {
+    "huggingface_hub": "transformers",
+    "tokenizers": "transformers",
+    "pyarrow": "datasets",
+    "markupsafe": "jinja2",
+}
+"""What another requirement brings."""
+OPTIONAL = {"fcntl", "lm_eval", "tensorboard", "triton", "wandb", "mlflow", "trackio"}
+"""Looked for, and never needed."""
+
+
+def installed(requirements):
+    names = [re.split(r"[<>=\[]", requirement)[0].strip() for requirement in requirements]
+    return {CALLED.get(name.lower(), name.lower()) for name in names}
+
+
+def imported(folder):
+    """Modules from outside that the files of a folder import, at any depth of their code."""
+    found = set()
+    for file in (TOP / folder).rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                found |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+                found.add(node.module.split(".")[0])
+    return {INDIRECT.get(name, name) for name in found - set(sys.stdlib_module_names) - {"unteach", "recipes"}}
+
+
+def test_requirements_are_what_is_imported():
+    required, extras = installed(PROJECT["dependencies"]), PROJECT["optional-dependencies"]
+    assert imported("src") - OPTIONAL == required | installed(extras["benchmarks"])
+
+
+def test_constraints_name_every_requirement():
+    pinned = {line.split("==")[0].lower().replace("_", "-") for line in (TOP / "constraints.txt").read_text().split()}
+    extras = PROJECT["optional-dependencies"].values()
+    for requirement in [*PROJECT["dependencies"], *(name for extra in extras for name in extra)]:
+        name = re.split(r"[<>=\[]", requirement)[0].lower()
+        assert name in pinned | {"unteach"}, f"{name} is not in constraints.txt"

@@ -121,25 +121,15 @@ class Method:
         paper's, and every method has its own defaults: what suits one does not leak into another.
         """
         free = self.optimizer == "auto" and self.loss == "auto"
-        loss, optimizer = self.loss, self.optimizer
-        if loss == "auto":
-            loss = "match" if free and keep and base else "nlul"
-        if optimizer == "auto":
-            optimizer = "adamw" if free and keep else "mean_teacher"
+        loss = self.loss if self.loss != "auto" else "match" if free and keep and base else "nlul"
+        optimizer = self.optimizer if self.optimizer != "auto" else "adamw" if free and keep else "mean_teacher"
         ours = loss == "nlul" and (free or optimizer == "mean_teacher")
         share = self.token_share or (0.25 if ours and optimizer == "mean_teacher" else 1.0)
         loops = self.loops_every if self.loops_every is not None else 4 if ours else 0
         options = self.loss_options or ({"pull": "gate"} if free and loss == "match" else {})
         warmup = self.warmup if self.warmup is not None else 0 if free and optimizer == "adamw" else 100
-        return dataclasses.replace(
-            self,
-            optimizer=optimizer,
-            loss=loss,
-            token_share=share,
-            loops_every=loops,
-            loss_options=options,
-            warmup=warmup,
-        )
+        chosen: dict[str, Any] = {"optimizer": optimizer, "loss": loss, "token_share": share, "loops_every": loops}
+        return dataclasses.replace(self, **chosen, loss_options=options, warmup=warmup)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -135,8 +135,6 @@ def forget(
 
     Args:
         model: A Hugging Face causal language model in float32; it is changed.
-        tokenizer: Its tokenizer.
-        documents: What to forget.
         general_text: Texts like what the model should keep; None: the embedded public-domain text.
         config: Settings; None: the defaults. Its ``model`` names where the weights came from. With ``out``, a run
             folder is written, whose saved model is a copy of that source with the changed weights.
@@ -229,9 +227,8 @@ class ForgetJob:
                 f"{FEWEST_GENERAL} are needed, because some are set aside for measuring; cut a long text into several"
             )
         tokens = tokenise(inputs.documents, inputs.tokenizer, mode=config.document_mode, max_tokens=max_tokens)
-        rest, heldout = inputs.general.set_aside(
-            min(HELDOUT_GENERAL, len(inputs.general) // FEWEST_GENERAL), config.seed
-        )
+        aside = min(HELDOUT_GENERAL, len(inputs.general) // FEWEST_GENERAL)
+        rest, heldout = inputs.general.set_aside(aside, config.seed)
         if config.general_tokens is None:  # chunks much longer than the documents would take most of the time
             general_tokens = min(general_tokens, max(SHORTEST_CHUNK, *map(len, tokens.sequences)))
         general = GeneralText(rest, inputs.tokenizer, tokens=general_tokens, seed=config.seed, exclude=inputs.documents)
@@ -258,9 +255,8 @@ class ForgetJob:
 
     def choose_numbers(self) -> None:
         """Measure the numbers of the method that are not given, and whether rounding would hide the first steps."""
-        config = self.config
+        config, texts = self.config, self.texts
         parameters: list[torch.Tensor] = list(self.parameters.values())
-        texts = self.texts
         if not all(is_complete(method) for method in (*config.phases, config.method)):  # only at the start of a run
             measured = measure(self.inputs.model, parameters, texts.forget, texts.general, config)
             method = calibrated(config.method, measured, config.expected_steps)
@@ -272,10 +268,9 @@ class ForgetJob:
                 f"measured: loss {measured.loss:.3g}, gradient norm {measured.gradient_norm:.3g}, curvature "
                 f"{measured.curvature:.3g}; so alpha {method.alpha:.3g}, lr {method.lr:.3g}{teacher}{damping}"
             )
-        if not self.resume:
-            warning = noise_warning(self.inputs.model, parameters, texts.forget, texts.general, config)
-            if warning:
-                self.say(warning)
+        given = (self.inputs.model, parameters, texts.forget, texts.general, config)
+        if not self.resume and (warning := noise_warning(*given)):
+            self.say(warning)
 
     def measure_start(self) -> Search:
         """Measure what the stop rule compares with, and begin the search for the model that meets it."""
@@ -287,8 +282,7 @@ class ForgetJob:
         if inputs.base is not None:
             asked = dataclasses.replace(probes.stop, knowledge_forget=probes.final.knowledge_forget)
             others["base"] = self.compared("base", inputs.base, asked)
-            warning = saw_the_documents(others["base"], before)
-            if warning:
+            if warning := saw_the_documents(others["base"], before):
                 self.say(warning)
         if inputs.reference is not None:
             others["reference"] = self.compared("reference", inputs.reference, probes.stop)

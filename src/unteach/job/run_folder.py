@@ -18,7 +18,7 @@ from rich.progress import BarColumn, Progress, TimeRemainingColumn
 
 from unteach.config import ForgetConfig
 from unteach.errors import InputError
-from unteach.evaluation.scores import Scores
+from unteach.evaluation.scores import Scores, write_json
 from unteach.models.distributed import from_first_rank, is_first_rank
 from unteach.settings import nearest_name
 from unteach.writing import write_whole
@@ -32,7 +32,6 @@ __all__ = ["STOP_SCORES", "MeasuredOnce", "RunFolder", "SharedScores"]
 
 STOP_SCORES = "evaluations/stop.jsonl"
 """A line for every evaluation of the stop rule, in the order in which they were made, and one before the first step."""
-_JSON: dict[str, Any] = {"indent": 1, "ensure_ascii": False, "allow_nan": False}
 T = TypeVar("T")
 MeasuredOnce = Callable[[str, Callable[[], Any]], Any]
 """Takes a name and what measures it; gives back what was measured under that name, once."""
@@ -89,24 +88,19 @@ class RunFolder:
     def write(self, name: str, content: Any) -> None:
         """Write a text, or anything else as JSON, all or nothing."""
         if is_first_rank():
-            text = content if isinstance(content, str) else json.dumps(content, **_JSON)
-            write_whole(self.path / name, text)
+            (write_whole if isinstance(content, str) else write_json)(self.path / name, content)
 
     def add_line(self, name: str, row: dict[str, Any]) -> None:
         """Add a line to a file of JSON lines."""
         if is_first_rank():
-            (self.path / name).parent.mkdir(parents=True, exist_ok=True)
             _add_line(self.path / name, row)
 
     def remember(self, name: str, compute: Callable[[], T], shared: str = "") -> T:
         """Scores: read back when a run is resumed, else computed, by one of all runs that share them under a name."""
         if from_first_rank(self.resume and (self.path / name).exists()):
             return _from_file(self.path / name)
-
-        def measure() -> T:
-            return from_first_rank(compute())
-
-        scores = self._measured_once(shared, measure) if shared else measure()
+        once = self._measured_once if shared else lambda name, compute: compute()
+        scores = once(shared, lambda: from_first_rank(compute()))
         self.write(name, _plain(scores))
         return scores
 
@@ -165,6 +159,7 @@ def rewind(file: Path, step: int) -> None:
 
 
 def _add_line(file: Path, row: dict[str, Any]) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("a", encoding="utf-8") as lines:
         lines.write(json.dumps(row) + "\n")
 

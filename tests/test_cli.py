@@ -113,6 +113,7 @@ def test_its_config_runs_again_also_without_what_draws_the_report(inputs, whole,
     assert weights(tmp_path / "again") == weights(inputs / "run")
 
 
+@pytest.mark.usefixtures("run_alone")
 def test_a_run_that_ended_before_its_first_step_can_be_resumed(inputs, whole, tmp_path, monkeypatch):
     def end(*given, **others):
         raise KeyboardInterrupt
@@ -191,6 +192,7 @@ def test_inputs_that_cannot_be_measured_are_refused(inputs, tmp_path):
     refused(call("evaluate micro:target --benchmark micro --device nowhere"), "device is 'nowhere'")
 
 
+@pytest.mark.usefixtures("run_alone")
 def test_wrong_documents(inputs, tmp_path):
     refused(forget(inputs, tmp_path / "run", documents="nowhere"), "nowhere")
     (tmp_path / "empty").mkdir()

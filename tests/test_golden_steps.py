@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from tiny_models import SENTENCES, save_tiny
-from unteach.config import ForgetConfig
+from unteach.config import ForgetConfig, Method, Stop
 from unteach.job import run_forget
 
 GOLDEN = Path(__file__).parent / "golden" / "steps.json"
@@ -47,10 +48,8 @@ for optimizer, numbers in (("mt", MEAN_TEACHER), ("adamw", ADAMW)):
     CASES[f"{optimizer}-deep"] = numbers | PAPER | GATE | {"keep_weight": 2.0, "anchor": 1.0, "micro_batch": 2}
 
 
-def configured(case: dict, folder: Path) -> ForgetConfig:
+def configured(case: dict, folder: Path, out: Path) -> ForgetConfig:
     """The settings of a case as the config spells them."""
-    from unteach.config import Method, Stop
-
     case = {"optimizer": "mean_teacher", "loss": "nlul"} | case
     options = case.pop("options", {})
     micro_batch, keep_weight = case.pop("micro_batch", None), case.pop("keep_weight", None)
@@ -62,7 +61,7 @@ def configured(case: dict, folder: Path) -> ForgetConfig:
         keep=str(folder / "keep.jsonl") if keep_weight else None,
         keep_weight=keep_weight or 1.0,
         keep_batch=4,
-        out=str(folder / "run"),
+        out=str(out),
         method=Method(**case, loss_options=options),
         micro_batch=micro_batch,
         stop=Stop(metric="verbmem_f <= -1", utility_floor=1e9),
@@ -70,8 +69,8 @@ def configured(case: dict, folder: Path) -> ForgetConfig:
     )  # fmt: skip
 
 
-def steps_of(name: str, folder: Path) -> dict[str, list[float]]:
-    """What five steps of a case log, and how far the weights have moved."""
+def make_inputs(folder: Path) -> Path:
+    """The texts and models of every case."""
     forget = [f"{sentence} It was the {n}th time in {1900 + n}." for n, sentence in enumerate(SENTENCES * 3)]
     general = [f"{first} {second} Number {n}." for n, first in enumerate(SENTENCES * 3) for second in SENTENCES]
     keep = [f"In {1800 + n}, said the baker, {' '.join(reversed(s.split()))}" for n, s in enumerate(SENTENCES * 4)]
@@ -80,21 +79,29 @@ def steps_of(name: str, folder: Path) -> dict[str, list[float]]:
         (folder / f"{file}.jsonl").write_text(lines, encoding="utf-8")
     save_tiny(folder / "model")
     save_tiny(folder / "base", seed=5)
-    config = configured(CASES[name], folder)
-    result = run_forget(config, say=lambda line: None, measurements=["nll_general"])
-    rows = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    from safetensors.torch import load_file
+    return folder
 
+
+def steps_of(name: str, folder: Path, out: Path) -> dict[str, list[float]]:
+    """What five steps of a case log, and how far the weights have moved."""
+    config = configured(CASES[name], folder, out)
+    result = run_forget(config, say=lambda line: None, measurements=["nll_general"])
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     start = load_file(folder / "model" / "model.safetensors")
     moved = [(p.detach() - start[n]).double().square().sum() for n, p in result.model.named_parameters() if n in start]
     found = {key: [row[key] for row in rows] for key in WATCHED}
     return found | {"displacement": [math.sqrt(sum(float(square) for square in moved))]}
 
 
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory):
+    return make_inputs(tmp_path_factory.mktemp("golden"))
+
+
 @pytest.mark.parametrize("name", list(CASES))
-def test_five_steps_are_as_they_were(name, tmp_path):
+def test_five_steps_are_as_they_were(name, inputs, tmp_path):
     expected = json.loads(GOLDEN.read_text(encoding="utf-8"))[name]
-    found = steps_of(name, tmp_path)
+    found = steps_of(name, inputs, tmp_path / "run")
     assert {key: len(values) for key, values in found.items()} == dict.fromkeys(WATCHED, STEPS) | {"displacement": 1}
     for key, values in found.items():
         assert values == pytest.approx(expected[key], rel=1e-5, abs=1e-12), key
@@ -102,10 +109,9 @@ def test_five_steps_are_as_they_were(name, tmp_path):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    made = {}
-    for case in CASES:
-        with tempfile.TemporaryDirectory() as work:
-            made[case] = steps_of(case, Path(work))
+    with tempfile.TemporaryDirectory() as work:
+        folder = make_inputs(Path(work))
+        made = {case: steps_of(case, folder, folder / case) for case in CASES}
     print(json.dumps({c: {k: [v.hex() for v in vs] for k, vs in found.items()} for c, found in made.items()}, indent=1))
     if "--write" in sys.argv:
         GOLDEN.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")

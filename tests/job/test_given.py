@@ -166,6 +166,7 @@ def recites(folder):
     return folder
 
 
+@pytest.mark.usefixtures("run_alone")
 def test_a_base_model_that_saw_the_documents_is_named_and_the_run_goes_on(given, tmp_path, capsys):
     flags = ("--base", recites(tmp_path / "recites"), "--keep", given / "keep.jsonl")
     assert run(given, tmp_path / "run", *flags) in (0, 3)
@@ -176,6 +177,7 @@ def test_a_base_model_that_saw_the_documents_is_named_and_the_run_goes_on(given,
     assert "adamw with match, held on general text and keep documents; give --holdout" in error
 
 
+@pytest.mark.usefixtures("run_alone")
 def test_defaults_of_one_method_do_not_leak_into_another(given, tmp_path):
     """What ran stands in the run's config: AdamW with NPO looks at all tokens and leaves loops alone, as published."""
     assert run(given, tmp_path / "run", "--optimizer", "adamw", "--loss", "npo") in (0, 3)

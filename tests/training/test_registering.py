@@ -11,6 +11,8 @@ from unteach.method.losses import LOSSES, register, token_log_odds
 from unteach.method.optimizers import OPTIMIZERS, OptimizerKind
 from unteach.method.tensors import other_weights
 
+pytestmark = pytest.mark.usefixtures("run_alone")
+
 CALLS = []
 
 

@@ -308,11 +308,13 @@ class ForgetJob:
 
     def final_scores(self, name: str, model: Any, step: int | None) -> Scores:
         """Everything that the report shows, on passages that the stop rule did not use; ``step`` None: a reference."""
-        reference = step is None
-        source = self.config.reference if reference else self.config.model
-        options: dict[str, Any] = {"name": name if reference else "", "model_name": source or "", "step": step}
-        options |= {"reference_scores": self.reference_scores, "measurements": self.measurements}
-        compute = functools.partial(self.evaluate, model, self.probes.final, **options)
+        options = {"reference_scores": self.reference_scores, "measurements": self.measurements}
+        source = self.config.reference if step is None else self.config.model
+
+        def compute() -> Scores:
+            scores = self.evaluate(model, self.probes.final, **options)
+            return scores.replace(name=name if step is None else "", model=source or "", step=step)
+
         return self.folder.remember(f"evaluations/{name}.json", compute, shared="" if step else f"final {name}")
 
     def compared(self, name: str, model: Any, benchmark: Benchmark) -> dict[str, float]:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -31,13 +31,9 @@ from unteach.evaluation.scores import library_versions, write_json
 from unteach.method.losses import LOSSES
 from unteach.writing import markdown_table
 
-__all__ = ["KEY_DEFAULTS", "Cell", "CellFolder", "State", "differing", "thinned"]
+__all__ = ["KEY_DEFAULTS", "Cell", "CellFolder", "differing", "thinned"]
 
-SCHEMA = "unteach.cell/2"
-State = Literal["done", "older version", "other settings", "missing"]
 CURVE = ("nll_forget", "forget_loss", "grad_norm", "divergence")
-CURVE_POINTS = 60
-"""Steps of a training curve that a cell keeps, at most."""
 KEY_DEFAULTS: dict[str, dict[str, Any]] = {
     "ForgetConfig": {
         "documents": "", "out": "", "general": None, "keep": None, "holdout": None, "reference": None,
@@ -138,13 +134,11 @@ class CellFolder:
         """What all files of cells hold that can be read, in the order of their names."""
         return [content for file in sorted(self.folder.glob("*-seed-*.json")) if (content := _read(file))]
 
-    def state(self, cell: Cell) -> State:
-        """Whether a cell is done."""
+    def state(self, cell: Cell) -> str:
+        """``done``, ``older version``, ``other settings`` or ``missing``."""
         content = _read(self.path(cell))
-        if content is None:
-            return "missing"
-        if content.get("key") != cell.key:
-            return "other settings"
+        if content is None or content.get("key") != cell.key:
+            return "missing" if content is None else "other settings"
         return "done" if content["versions"]["unteach"] == unteach.__version__ else "older version"
 
     def is_usable(self, cell: Cell) -> bool:
@@ -162,7 +156,7 @@ class CellFolder:
         torch.cuda.empty_cache()  # a worker that waits for its next cell should not keep others from theirs
         gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
         content = {
-            "schema": SCHEMA,
+            "schema": "unteach.cell/2",
             "name": cell.name,
             "seed": cell.seed,
             "key": cell.key,
@@ -211,23 +205,18 @@ def _read(file: Path) -> dict[str, Any] | None:
 @functools.cache
 def _commit() -> str | None:
     """The commit that this code is of, marked where files have changed since; None outside its repository."""
-
-    def git(*words: str) -> str:
-        done = subprocess.run(["git", *words], cwd=Path(__file__).parent, capture_output=True, text=True, check=True)
-        return done.stdout.strip()
-
+    is_of_it = "ls-files --error-unmatch cells.py"  # or it is installed inside another repository
     try:
-        git("ls-files", "--error-unmatch", Path(__file__).name)  # or it is installed inside another repository
-        return git("describe", "--always", "--dirty", "--exclude=*", "--abbrev=12")
+        for words in (is_of_it, "describe --always --dirty --exclude=* --abbrev=12"):
+            command = ["git", *words.split()]
+            done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return None
 
 
-def thinned(rows: Sequence[Mapping[str, Any]], points: int = CURVE_POINTS) -> dict[str, list[Any]]:
-    """The training curve of a run from the lines of ``metrics.jsonl``: a list per metric, of evenly spaced steps.
-
-    The first and the last are among them.
-    """
+def thinned(rows: Sequence[Mapping[str, Any]], points: int = 60) -> dict[str, list[Any]]:
+    """A run's training curve from the lines of ``metrics.jsonl``: evenly spaced steps, both ends among them."""
     count = min(points, len(rows))
     kept = [rows[round(place * (len(rows) - 1) / max(1, count - 1))] for place in range(count)]
     curve: dict[str, list[Any]] = {"step": [row["step"] for row in kept], "phase": [row["phase"] for row in kept]}

@@ -38,8 +38,7 @@ class DemoOptions:
 def run(options: DemoOptions) -> dict[str, Any]:
     """Unlearn ``micro:target``, print a table and before/after text, and write the report page.
 
-    Returns:
-        ``rows`` (one for the target, the retrained model and each method) and ``report``, the page's path.
+    Returns ``rows`` (one for the target, the retrained model and each method) and ``report``, the page's path.
     """
     from unteach.evaluation.scores import Scores
     from unteach.job import run_forget

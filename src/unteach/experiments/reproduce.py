@@ -45,7 +45,7 @@ class ReproduceOptions:
     """What the command takes."""
 
     name: str = ""
-    """Which experiment, by the name of its file in experiments/paper: methods, losses, theorem, ..."""
+    """Which experiment: deep, losses, methods, recovery, retain-or-general, sequential, theorem or tradeoff."""
     benchmark: str = "micro"
     """micro (embedded, needs nothing else), muse-news, muse-books or tofu."""
     model: str = ""
@@ -96,8 +96,7 @@ class ReproduceOptions:
 def run(options: ReproduceOptions) -> dict[str, Any]:
     """Run what is missing of an experiment, and write its table and figures.
 
-    Returns:
-        ``cells`` (name, seed, state, metrics of each that is done), ``missing``, ``table`` and ``figures`` (paths).
+    Returns ``cells`` (name, seed, state, metrics of each that is done), ``missing``, ``table`` and ``figures`` (paths).
     """
     from unteach.experiments.cells import CellFolder
     from unteach.experiments.paper import experiments
@@ -105,8 +104,8 @@ def run(options: ReproduceOptions) -> dict[str, Any]:
 
     known = experiments()
     if options.name not in known:
-        nearest = nearest_name(options.name, known)
-        raise InputError(f"name is {options.name!r}: it must be one of {', '.join(known)}{nearest}")
+        allowed = f"{', '.join(known)}{nearest_name(options.name, known)}"
+        raise InputError(f"name is {options.name!r}: it must be one of {allowed}")
     chosen, seeds = known[options.name], _seeds(options)
     folder = CellFolder(options.out / options.benchmark, _say, fresh=options.fresh)
     if options.tables:
@@ -129,11 +128,7 @@ def run(options: ReproduceOptions) -> dict[str, Any]:
 
 
 def _write(
-    options: ReproduceOptions,
-    chosen: Experiment,
-    folder: CellFolder,
-    contents: list[dict[str, Any]],
-    cells: Sequence[Cell],
+    options: ReproduceOptions, chosen: Experiment, folder: CellFolder, contents: list[dict[str, Any]], cells: list[Cell]
 ) -> dict[str, Any]:
     """Write tables and figures; returns the result of the command."""
     figures = []
@@ -202,13 +197,10 @@ def _ordered(folder: CellFolder) -> list[dict[str, Any]]:
 
 
 def _seeds(options: ReproduceOptions) -> list[int]:
-    try:
-        seeds = [int(part) for part in options.seeds.split(",")]
-    except ValueError:
-        seeds = []
-    if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
+    parts = [part.strip() for part in options.seeds.split(",")]
+    if not all(part.isdecimal() for part in parts) or len(set(map(int, parts))) < len(parts):
         raise InputError(f"seeds is {options.seeds!r}: it must be different whole numbers, none below 0, such as 0,1,2")
-    return seeds
+    return [int(part) for part in parts]
 
 
 def _only(cells: list[Cell], only: str) -> list[Cell]:
@@ -227,14 +219,10 @@ def _say(line: str) -> None:
 
 
 def number_of_jobs(options: ReproduceOptions, missing: int) -> int:
-    """How many cells to measure at once, of so many that are ``missing``.
-
-    0 means one for every core, 8 at most, where the embedded benchmark (its models are tiny) runs on a CPU, and one
-    cell at a time elsewhere.
-    """
+    """How many cells to measure at once, of so many that are ``missing``, see ``ReproduceOptions.jobs``."""
     if options.jobs < 0:
         raise InputError(f"jobs is {options.jobs}: it must be at least 1, or 0 to leave it to the program")
-    device = resolved_device(options.device)
+    device = resolved_device(options.device)  # refused where there is no such device
     tiny = options.benchmark == "micro" and device.type == "cpu"
     return max(1, min(missing, options.jobs or (min(_cores(), MOST_JOBS) if tiny else 1)))
 
@@ -246,13 +234,10 @@ def _cores() -> int:
 def _run_side_by_side(
     options: ReproduceOptions, cells: Sequence[Cell], jobs: int, work: Path, folder: CellFolder
 ) -> None:
-    """Measure the cells that are missing in worker processes; every worker writes its cells' files itself.
+    """Measure the cells that are missing in worker processes, first what several of them need, once.
 
-    What several cells need is measured first, once. Ctrl-C and SIGTERM end all workers at once; whatever they have
-    written, besides the cells, is in the temporary folder ``work``.
-
-    Raises:
-        RuntimeError: A cell failed, after all others have been measured; or a worker was killed.
+    Workers write their cells' files themselves, and all else to the temporary folder ``work``. Ctrl-C and SIGTERM end
+    them at once. Where cells fail, there is a ``RuntimeError`` after all others have been measured.
     """
     pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"))
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)

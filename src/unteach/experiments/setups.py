@@ -28,8 +28,6 @@ __all__ = ["Setup"]
 
 NEVER = "verbmem_f <= -1"
 """A stop rule that is never met: the run takes all its steps."""
-EXAMPLES = 2
-"""Outputs of each kind that a cell keeps."""
 _INPUTS = (
     "model", "documents", "general", "keep", "holdout", "reference", "questions", "keep_questions", "base",
 )  # fmt: skip
@@ -124,10 +122,7 @@ class Setup:
         return Cell(name=f"deep-{name}", seed=0, settings=fixed | {"asked": sorted(groups)}, run=run)
 
     def forget(self, config: ForgetConfig) -> tuple[ForgetResult, dict[str, Any]]:
-        """Run the forget job and measure the model it ends with; returns the result and what a cell keeps of it.
-
-        Without ``config.out`` the run folder is not kept.
-        """
+        """Run the forget job, its folder kept where ``out`` names one; returns the result and what a cell keeps."""
         if not config.out:
             with tempfile.TemporaryDirectory() as folder:
                 return self.forget(dataclasses.replace(config, out=str(Path(folder) / "run")))
@@ -204,7 +199,7 @@ class Setup:
             content["examples"] = {
                 name: [
                     {key: item[key] for key in ("prompt", "question", "expected", "answer", "output") if key in item}
-                    for item in scores.items_of(name)[:EXAMPLES]
+                    for item in scores.items_of(name)[:2]
                 ]
                 for name in ("verbmem_f", "knowmem_f")
                 if name in scores.records

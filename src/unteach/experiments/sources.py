@@ -13,13 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from unteach.config import ForgetConfig, Method
-from unteach.corpora import Question
+from unteach.corpora import Question, micro
 from unteach.corpora.catalog import UNLEARNED, add_multiple_choice, named_benchmark
+from unteach.corpora.own import cut_probes
 from unteach.data import EMBEDDED_GENERAL, GENERAL_BYTES, read_documents
 from unteach.data.records import read_rows, write_texts
 from unteach.errors import InputError
 from unteach.experiments import METHODS, MICRO_SETTINGS, methods_of_the_paper
 from unteach.experiments.setups import Setup
+from unteach.models import find_folder, load_tokenizer, read_context_length
 from unteach.settings import checked, from_values, read_settings
 
 if TYPE_CHECKING:
@@ -36,11 +38,7 @@ MICRO_STEPS = 120
 
 
 def build(options: ReproduceOptions, work: Path, say: Callable[[str], None]) -> Setup:
-    """The setup of a benchmark; texts are written to the temporary folder ``work``, never to the results.
-
-    Raises:
-        InputError: With what is missing.
-    """
+    """The setup of a benchmark; texts are written to the temporary folder ``work``, never to the results."""
     given = _read_settings(options.settings)
     problems = []
     if options.benchmark not in UNLEARNED:
@@ -82,9 +80,6 @@ def _methods(known: Mapping[str, Method], given: Mapping[str, Any]) -> dict[str,
 
 def _micro(options: ReproduceOptions, given: dict[str, Any], work: Path) -> dict[str, Any]:
     """The fields of a setup for the embedded benchmark."""
-    from unteach.corpora import micro
-    from unteach.models import find_folder
-
     model = options.model or MICRO_SETTINGS["model"]
     final, questions, keep_questions = micro.load_benchmark("measure"), None, None
     if options.limit:  # by its folder the forget job does not know the model, and measures a few passages of its own
@@ -113,8 +108,6 @@ def _micro(options: ReproduceOptions, given: dict[str, Any], work: Path) -> dict
 
 def _tables(options: ReproduceOptions, given: dict[str, Any], work: Path) -> dict[str, Any]:
     """The same for a benchmark of the catalog: texts to files, probes cut where the forget job cuts its chunks."""
-    from unteach.corpora.own import cut_probes
-    from unteach.models import load_tokenizer, read_context_length
 
     def written(name: str, texts: Sequence[str]) -> str | None:
         return write_texts(work / f"{name}.jsonl", texts) if texts else None

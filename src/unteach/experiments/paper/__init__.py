@@ -19,7 +19,7 @@ from unteach.evaluation.scores import Scores
 from unteach.report.load import Published
 from unteach.report.plots import curve_figure, tradeoff_figure
 from unteach.report.style import Figure, look
-from unteach.report.tables import Member, MethodRow, Role
+from unteach.report.tables import Member, MethodRow, role_of
 from unteach.writing import format_number, markdown_table
 
 if TYPE_CHECKING:
@@ -115,15 +115,11 @@ def result_table(contents: Iterable[Content], metrics: Sequence[str], extra: Map
 
 
 def panels(
-    experiment: str,
-    benchmark: str,
-    contents: Iterable[Content],
-    against: Sequence[str],
-    points: Sequence[Published] = (),
+    start: str, benchmark: str, contents: Iterable[Content], against: Sequence[str], points: Sequence[Published] = ()
 ) -> list[Figure]:
     """Utility against each of some metrics (to the right), a figure for each pair that was measured.
 
-    The figures' names begin with the experiment's and end with the benchmark's; ``points`` are others'.
+    The figures' names begin with ``start`` and end with the benchmark's; ``points`` are others'.
     """
     rows = [_method(name, group, place) for place, (name, group) in enumerate(by_name(contents).items())]
     drawn = []
@@ -131,25 +127,24 @@ def panels(
         for metric in against:
             shown = [row for row in rows if row.cell(metric).mean is not None and row.cell(utility).mean is not None]
             if shown:
-                name = f"{experiment}-{metric}{ending}-{benchmark}"
+                name = f"{start}-{metric}{ending}-{benchmark}"
                 drawn.append(tradeoff_figure(benchmark, metric, shown, points, name, utility))
     return drawn
 
 
 def _method(name: str, group: Sequence[Content], place: int) -> MethodRow:
     """A row of the report from cells."""
-    role: Role = "target" if name == "target" else "retrained" if name == "retrained" else "method"
     members = []
     for content in group:
         metrics = {key: Metric(m["value"], m["low"], m["high"], 0, None, "") for key, m in content["metrics"].items()}
         members.append(Member(content["seed"], Scores("", metrics, {}, name=name, seed=content["seed"])))
-    return MethodRow(name, role, tuple(members), place)
+    return MethodRow(name, role_of(name), tuple(members), place)
 
 
 def curves(
-    experiment: str,
+    start: str,
     benchmark: str,
-    contents: Iterable[Content],
+    contents: Sequence[Content],
     titles: Mapping[str, tuple[str, str]],
     points: Callable[[Content, str], list[tuple[float, float]]],
     *,
@@ -165,6 +160,6 @@ def curves(
             lines += [(label, style, content["seed"], found) for content in group if (found := points(content, metric))]
         keys = list({label: style for label, style, _, _ in lines}.items())
         if lines:
-            name = f"{experiment}-{metric}-{benchmark}"
+            name = f"{start}-{metric}-{benchmark}"
             drawn.append(curve_figure(name, title, unit, lines, keys, logarithmic, over))
     return drawn

@@ -1,16 +1,14 @@
-"""What becomes of a model after it has forgotten: finetuned on something else, taught a part again, or asked to forget
-more.
+"""What becomes of a model after it has forgotten: finetuned, taught a part again, or asked to forget more.
 
-``recovery`` finetunes unlearned models on unrelated instructions, with all metrics before and after. Each run of
-``methods`` is made again, with as many steps as it took (its cell is measured first where it is missing). The retrained
-model is finetuned the same way, as a control: what it gains it cannot have remembered. On the embedded benchmark a
-second table asks what a tenth of the forgotten documents brings back of the others: models learn those about a tenth of
-the people, drawn by the seed, again, and are asked about all other people.
+``recovery`` finetunes unlearned models on unrelated instructions. Each run of ``methods`` is made again, with as many
+steps as it took (its cell is measured first where it is missing). The retrained model is a control: what it gains it
+cannot have remembered. On the embedded benchmark a second table asks what a tenth of the forgotten documents brings
+back: models learn those about a tenth of the people, drawn by the seed, again, and are asked about all other people.
 
 ``sequential`` makes four disjoint forget requests one after the other. Twice: as in the paper, without a stop rule and
-with nothing tuned anew, every request taking as many steps as the method needed for all documents in ``methods``, with
-the numbers it ran with there; and as ``unteach forget`` would do it, each request until its documents are recited no
-better than by the retrained model, the mean teacher's numbers measured anew.
+with nothing tuned anew, every request with the steps and numbers that the method had for all documents in ``methods``;
+and as ``unteach forget`` would do it, each request until its documents are recited no better than by the retrained
+model, the mean teacher's numbers measured anew.
 """
 
 from __future__ import annotations
@@ -50,8 +48,6 @@ answers about the others rise more than the retrained model's had kept something
 ASKED_AGAIN = ("mt-nlul-qkl", "adamw-npo-kl")
 """Methods of ``sequential``."""
 METRICS = ("verbmem_f", "knowmem_f", "knowmem_r", "privleak", "mmlu_val", "nll_general", "degenerate")
-CHECKED = 4
-"""Probes of the forget job's own measurement, which is not used there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,8 +94,7 @@ def recovery_cells(setup: Setup, seeds: Sequence[int], folder: CellFolder) -> li
     if setup.instruct is None:
         raise InputError("instruct is missing: name a file of instructions with the columns instruction and output")
     settings = setup.own_settings("recovery", RecoverySettings, **(MICRO if setup.embedded else {}))
-    available = methods.rows(setup)
-    names = [n for n in FINETUNED if n in available and not (setup.embedded and n == "mt-nlul-qkl")]
+    names = [n for n in FINETUNED if n in methods.rows(setup) and not (setup.embedded and n == "mt-nlul-qkl")]
     found = [_cell(setup, settings, name, seed, folder) for name in names for seed in seeds]
     if setup.embedded:
         again = setup.own_settings("relearning", RelearningSettings)
@@ -176,10 +171,9 @@ def _relearned(contents: Sequence[Content]) -> list[Content]:
 def _both(contents: Sequence[Content]) -> list[Content]:
     """Each model as it was before and as it is after finetuning, in turn."""
     both = []
-    for name, group in paper.by_name(content for content in contents if "before" in content).items():
-        short = name.removeprefix("recovery-")
-        both += [{"name": short, "seed": c["seed"], "metrics": c["before"]["metrics"]} for c in group]
-        both += [{"name": f"{short}, finetuned", "seed": c["seed"], "metrics": c["metrics"]} for c in group]
+    for content in paper.renamed((content for content in contents if "before" in content), "recovery-"):
+        both.append(content | {"metrics": content["before"]["metrics"]})
+        both.append(content | {"name": f"{content['name']}, finetuned"})
     return both
 
 
@@ -223,7 +217,7 @@ def _sequential_cell(setup: Setup, name: str, seed: int, folder: CellFolder, unt
         configured = functools.partial(setup.configured, name, seed)
         if not until_forgotten:
             done = folder.get(whole)
-            given = {"method": Method(**done["method"]), "steps": done["steps"], "reference": None, "probes": CHECKED}
+            given = {"method": Method(**done["method"]), "steps": done["steps"], "reference": None, "probes": 4}
             configured = functools.partial(setup.configured_for_steps, seed=seed, **given)
         requests = [{"request": 0, **_short(folder.get(target))}]
         with tempfile.TemporaryDirectory() as work:
@@ -250,12 +244,12 @@ def _short(content: Content) -> Content:
 def sequential_table(contents: Sequence[Content]) -> str:
     """A row for each method and request, with all steps so far."""
     rows = []
-    for name, group in paper.by_name(contents).items():
-        for number in range(len(group[0]["requests"])):
-            label = name.removeprefix("sequential-") + (f", after {number}" if number else "")
-            for requests in (content["requests"] for content in group):
-                steps = sum(request["steps"] for request in requests[1 : number + 1])
-                rows.append({"name": label, "metrics": requests[number]["metrics"], "steps": steps})
+    for content in paper.renamed(contents, "sequential-"):
+        steps = 0
+        for number, request in enumerate(content["requests"]):
+            name = content["name"] + (f", after {number}" if number else "")
+            steps += request.get("steps", 0)
+            rows.append({"name": name, "metrics": request["metrics"], "steps": steps})
     return paper.result_table(rows, METRICS, {"steps": paper.RUN_COLUMNS["steps"]})
 
 

@@ -97,9 +97,8 @@ def cells(setup: Setup, seeds: Sequence[int], folder: CellFolder) -> list[Cell]:
     missing = [option for option in ("base", "keep") if not getattr(setup, option)]
     if missing:
         raise InputError([f"{option} is missing: deep forgetting needs it; give --{option}" for option in missing])
-    found = [setup.model_cell("target", _groups(setup))]
-    if setup.config.reference:
-        found.append(setup.model_cell("retrained", _groups(setup)))
+    models = ["target", "retrained"] if setup.config.reference else ["target"]
+    found = [setup.model_cell(name, _groups(setup)) for name in models]
     return found + [_cell(setup, name, seed, folder) for name in rows(setup) for seed in seeds]
 
 

@@ -10,6 +10,7 @@ rate: it is to leave the starting point, not to do the whole work.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,9 +30,8 @@ from unteach.report.style import Figure
 
 __all__ = ["EXPERIMENTS", "STAR", "LossesSettings", "cell", "rows"]
 
-STAR = "-star"
-"""Ending of the row that is run until ``knowmem_f`` is no higher than the retrained model's."""
-STARRED = "mt-nlul-qkl"
+QKL, STAR = "mt-nlul-qkl", "-star"
+"""The paper's method; the ending of its row that is run until ``knowmem_f`` is as the retrained model's."""
 COLUMNS = (
     *columns("main"), "verbmem_f_tables", *columns("beside"), "nll_forget", "nll_holdout",
     "tofu_forget_quality", "tofu_model_utility", "tofu_forget_rouge", "tofu_retain_rouge",
@@ -57,11 +57,11 @@ def cell(setup: Setup, name: str, seed: int) -> Cell:
 
 def rows(setup: Setup) -> list[str]:
     """The names of all rows: the two references, then the methods, the star row behind its method."""
-    names = ["target", *(["retrained"] if setup.config.reference else [])]
+    names = ["target", "retrained"] if setup.config.reference else ["target"]
     for name, method in setup.methods.items():
         if method.loss != "it" or setup.incompetent:
             names.append(name)
-        if name == STARRED and setup.config.reference and (setup.embedded or setup.questions):
+        if name == QKL and setup.config.reference and (setup.embedded or setup.questions):
             names.append(name + STAR)
     return names
 
@@ -77,9 +77,8 @@ def shows(name: str) -> bool:
     return not name.startswith(OTHERS) and not name.endswith(ON_RETAIN)
 
 
-def table(contents: Sequence[Content]) -> str:
-    """All metrics, steps needed, and how the runs ended."""
-    return paper.result_table(contents, COLUMNS, paper.RUN_COLUMNS)
+table = functools.partial(paper.result_table, metrics=COLUMNS, extra=paper.RUN_COLUMNS)
+"""All metrics, steps needed, and how the runs ended."""
 
 
 def tradeoff_figures(benchmark: str, contents: Sequence[Content]) -> list[Figure]:
@@ -129,9 +128,9 @@ def losses_cells(setup: Setup, seeds: Sequence[int], folder: CellFolder) -> list
 
 def _losses_cell(setup: Setup, settings: LossesSettings, loss: str, seed: int, escaped: bool) -> Cell:
     baseline = setup.methods[f"adamw-{loss}-kl"]
-    method = dataclasses.replace(
-        setup.methods["mt-nlul-qkl"], loss=loss, loss_options=baseline.loss_options if loss == "npo" else {}
-    )  # alpha and the step sizes are measured with NLUL whatever the loss: equal for all
+    options = baseline.loss_options if loss == "npo" else {}
+    method = dataclasses.replace(setup.methods[QKL], loss=loss, loss_options=options)
+    # alpha and the step sizes are measured with NLUL whatever the loss: equal for all
     phases = (_escape(setup, settings, baseline),) if escaped else ()
     name = f"loss-mt-{loss}" + ("-after-adamw" if escaped else "")
     return setup.cell(name, setup.configured_for_steps(method, seed, settings.steps, phases=phases))
@@ -140,12 +139,9 @@ def _losses_cell(setup: Setup, settings: LossesSettings, loss: str, seed: int, e
 def _escape(setup: Setup, settings: LossesSettings, baseline: Method) -> Method:
     """AdamW for some passes over the documents, held by the same divergence as the rest of the run."""
     config = setup.config
-    tokens = tokenise(
-        read_documents(config.documents),
-        load_tokenizer(config.model),
-        mode=config.document_mode,
-        max_tokens=config.lengths(read_context_length(config.model))[0],
-    )
+    documents, tokenizer = read_documents(config.documents), load_tokenizer(config.model)
+    chunk = config.lengths(read_context_length(config.model))[0]
+    tokens = tokenise(documents, tokenizer, mode=config.document_mode, max_tokens=chunk)
     epoch = ForgetBatches(tokens, 0).steps_per_epoch(config.batch)
     lr = settings.escape_lr * (baseline.lr or 1e-5)
     return dataclasses.replace(baseline, lr=lr, divergence="qkl_frozen", steps=settings.escape_epochs * epoch)

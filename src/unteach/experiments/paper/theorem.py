@@ -85,9 +85,8 @@ def memorised_problem(name: str, *, seed: int, ridge: float) -> tuple[Unlearning
     general_labels = torch.multinomial(true_probs, 1, generator=generator)[:, 0]
     forget_labels = torch.randint(model.num_classes, (num_forget,), generator=generator)
     theta = (0.5 * normal(model.num_parameters)).requires_grad_()
-    optimizer = torch.optim.LBFGS(
-        [theta], max_iter=500, line_search_fn="strong_wolfe", tolerance_grad=1e-10, tolerance_change=1e-14
-    )
+    until: dict[str, Any] = {"max_iter": 500, "tolerance_grad": 1e-10, "tolerance_change": 1e-14}
+    optimizer = torch.optim.LBFGS([theta], line_search_fn="strong_wolfe", **until)
 
     def closure() -> Tensor:
         optimizer.zero_grad()
@@ -152,10 +151,8 @@ def run_experiment(settings: TheoremSettings) -> dict[str, Any]:
     for name in MODELS:
         problem, start = memorised_problem(name, seed=settings.seed, ridge=settings.ridge)
         for momentum in settings.momenta:
-            found = [
-                compare(problem, start, settings, momentum=momentum, halving=halving)
-                for halving in range(settings.halvings + 1)
-            ]
+            halved = range(settings.halvings + 1)
+            found = [compare(problem, start, settings, momentum=momentum, halving=halving) for halving in halved]
             rows, ends = [row for row, _ in found], (start, found[-1][1])
             groups.append(
                 {
@@ -176,11 +173,10 @@ def table(contents: Sequence[Content]) -> str:
     parts = []
     for seed, group in ((content["seed"], group) for content in contents for group in content["groups"]):
         before, after = group["forget_probability"]
-        known = [
-            row | {"slope": slope, "lengths": row["path_length"] / row["gap"]}
+        rows = [
+            [text.format(**row, slope=slope, lengths=row["path_length"] / row["gap"]) for text in COLUMNS.values()]
             for row, slope in zip(group["rows"], ["", *(f"{slope:.3f}" for slope in group["slopes"])], strict=True)
         ]
-        rows = [[text.format(**row) for text in COLUMNS.values()] for row in known]
         parts += [
             f"Seed {seed}, {group['model']} ({group['parameters']} parameters), momentum "
             f"{group['momentum']}: effective damping {group['rows'][0]['effective_damping']:.4f}, probability of the "
@@ -194,6 +190,7 @@ def figures(benchmark: str, contents: Sequence[Content]) -> list[Figure]:
     """Of the first seed: how the gaps change as α is halved, without and with momentum; and the momentum lemma."""
     if not contents:
         return []
+    groups = {(group["model"], group["momentum"] > 0): group["rows"] for group in contents[0]["groups"]}
     lines = [
         {"name": f"{text}, {model}", "seed": contents[0]["seed"], "model": model, "key": key}
         for model in MODELS
@@ -201,11 +198,7 @@ def figures(benchmark: str, contents: Sequence[Content]) -> list[Figure]:
     ]
 
     def shares(line: Content, momentum: str) -> list[tuple[float, float]]:
-        (rows,) = [
-            group["rows"]
-            for group in contents[0]["groups"]
-            if group["model"] == line["model"] and bool(group["momentum"]) == (momentum == "momentum")
-        ]
+        rows = groups[line["model"], momentum == "momentum"]
         return [(halving, row[line["key"]] / row["path_length"]) for halving, row in enumerate(rows)]
 
     unit = "largest gap to natural-gradient descent / path length"

@@ -1,32 +1,235 @@
+"""Documents from every source, as token batches, without what they share with what is to be forgotten."""
+
 from __future__ import annotations
 
+import gzip
+import json
+import pickle
 import random
 import string
 from collections import Counter
+from pathlib import Path
 
+import datasets
+import huggingface_hub
 import numpy as np
 import pytest
 import torch
+from pyarrow import Table, parquet
 
 from tiny_models import SENTENCES, small_tokenizer
-from unteach.data import Documents, ForgetBatches, GeneralText, overlap, pad, special_ids, tokenise
+from unteach.corpora import micro
+from unteach.data import Documents, ForgetBatches, GeneralText, overlap, pad, read_documents, special_ids, tokenise
+from unteach.data import documents as module
+from unteach.data.documents import encode_texts, skipped_summary
 from unteach.data.overlap import MARGIN, SharedPassages
 from unteach.errors import InputError
 
 TEXT = " ".join(SENTENCES)
 
 
+def write(path: Path, content: str | bytes) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+def problems_of(source: Path | str, **options: object) -> list[str]:
+    with pytest.raises(InputError) as caught:
+        read_documents(str(source), **options)  # type: ignore[arg-type]
+    assert str(caught.value) == "\n".join(caught.value.problems)
+    assert all("\n" not in problem for problem in caught.value.problems)
+    return caught.value.problems
+
+
+def test_error_has_one_line_per_problem_and_survives_pickling() -> None:
+    error = InputError(["first\n  line", "second"])
+    assert error.problems == ["first line", "second"]
+    assert str(error) == "first line\nsecond"
+    assert pickle.loads(pickle.dumps(error)).problems == error.problems
+    assert InputError("one\nproblem").problems == ["one problem"]
+
+
+def test_folder_is_read_in_the_order_of_names_with_its_folders(tmp_path: Path) -> None:
+    write(tmp_path / "b.txt", "second\r\nline")
+    write(tmp_path / "a.md", "\ufefffirst")
+    write(tmp_path / "c" / "d.TXT", "fünfte")
+    write(tmp_path / "c" / "a.jsonl", '{"text": "third"}\n\n{"text": "fourth"}\n')
+    write(tmp_path / ".hidden" / "x.bin", b"\0")
+    write(tmp_path / "e.txt", " \n\t")
+    documents = read_documents(str(tmp_path))
+    assert documents.texts == ["first", "second\r\nline", "third", "fourth", "fünfte"]
+    assert documents.labels == ["a.md", "b.txt", "c/a.jsonl, line 1", "c/a.jsonl, line 3", "c/d.TXT"]
+    assert documents.skipped == [("e.txt", "empty")]
+    assert skipped_summary(documents.skipped) == "1 skipped (1 empty)"
+    assert documents.name == str(tmp_path)
+
+
+RECORDS = [{"text": "one", "id": 1}, {"text": "zwei ü", "id": 2}, {"text": None, "id": 3}]
+
+
+def test_record_files_of_every_kind_give_the_same_documents(tmp_path: Path) -> None:
+    lines = "".join(json.dumps(record) + "\n" for record in RECORDS)
+    parquet.write_table(Table.from_pylist(RECORDS), tmp_path / "a.parquet")
+    files = [
+        write(tmp_path / "a.jsonl", lines),
+        write(tmp_path / "a.jsonl.gz", gzip.compress(lines.encode())),
+        write(tmp_path / "a.json", json.dumps(RECORDS, indent=1)),
+        write(tmp_path / "a.json.gz", gzip.compress(json.dumps(RECORDS).encode())),
+        write(tmp_path / "lines.json", lines),
+        write(tmp_path / "texts.json", json.dumps(["one", "zwei ü", ""])),
+        tmp_path / "a.parquet",
+    ]
+    for file in files:
+        documents = read_documents(str(file))
+        assert documents.texts == ["one", "zwei ü"], file
+        assert [reason for _, reason in documents.skipped] == ["empty"], file
+    assert len({read_documents(str(file)).sha256 for file in files}) == 1
+    file = write(tmp_path / "b.jsonl", '{"body": "yes", "text": "no"}\n')
+    assert read_documents(str(file), text_field="body").texts == ["yes"]
+
+
+def test_every_problem_of_a_folder_is_reported_at_once(tmp_path: Path) -> None:
+    table = [
+        ("a.txt", "good"),
+        ("binary.txt", b"PK\x03\0\x04", ": not a text but a binary file (or UTF-16): NUL at byte 3"),
+        ("latin.md", b"Gr\xfc\xdfe", ": invalid UTF-8 at byte 2 (0xfc)"),
+        ("photo.png", b"\x89PNG", ": unknown extension '.png', must be one of .txt, .md, .jsonl, .json, .parquet"),
+        ("README", "text", ": no extension"),
+        (
+            "broken.jsonl",
+            '{"text": "good"}\n{"text": \n{"text": 5}\n[1]\n',
+            ", line 2: broken JSON: Expecting value at column 10",
+            ", line 3: field 'text' is int, must be text",
+            ", line 4: must be an object with field 'text'",
+        ),
+        ("many.jsonl", '{"a": 1, "b": 2}\n' * 3, ": no field 'text' in line 1 and 2 more; there is 'a', 'b': set text"),
+        ("bytes.jsonl", b'{"text": "good"}\n{"text": "\xff"}\n', ", line 2: invalid UTF-8 at byte 27 (0xff)"),
+        ("nul.jsonl", b'{"text": "good"}\n{"text": "\0"}\n{"text": \n', ", line 2: not a text but a binary file"),
+        ("half.jsonl", '{"text": "a\\ud800"}\n', ", line 1: character 1 is half of a surrogate pair"),
+        ("broken.json", '[{"text": "a"},\n {"text"]', ", line 2, column 9: broken JSON"),
+        ("number.json", "3", ": must be an array of objects with field 'text'"),
+        ("cut.jsonl.gz", gzip.compress(b'{"text": "a"}\n' * 100)[:-12], ": cannot be read: "),
+        ("broken.parquet", b"PAR1 and no more", ": not a readable .parquet file: "),
+        ("fields.parquet", b"", ": no field 'text' in its columns; there is 'body': set text_field"),
+    ]
+    for name, content, *_ in table:
+        write(tmp_path / name, content)
+    parquet.write_table(Table.from_pylist([{"body": "x"}]), tmp_path / "fields.parquet")
+    problems = problems_of(tmp_path)
+    starts = [f"documents is '{tmp_path}': {name}{end}" for name, _, *ends in table for end in ends]
+    assert all(any(problem.startswith(start) for problem in problems) for start in starts)
+    assert len(problems) == len(starts) == 16
+
+
+def test_missing_and_empty_sources_and_many_problems(tmp_path: Path) -> None:
+    assert problems_of(tmp_path / "none") == [f"documents is '{tmp_path}/none': there is no such file or folder"]
+    (tmp_path / "empty").mkdir()
+    assert problems_of(tmp_path / "empty", option="general")[0].startswith(
+        f"general is '{tmp_path}/empty': the folder is empty"
+    )
+    for name, content, reason in (("a.jsonl", "\n\n", "it has no records"), ("a.txt", " ", "1 skipped (1 empty)")):
+        file = write(tmp_path / name, content)
+        assert problems_of(file)[0].endswith(f"there is no document in it: {reason}")
+    for number in range(30):
+        write(tmp_path / "many" / f"{number:02}.pdf", b"%PDF")
+    problems = problems_of(tmp_path / "many")
+    assert len(problems) == 21
+    assert problems[-1].endswith("and 10 more problems like these")
+
+
+def test_names_that_look_like_paths_are_never_asked_for_on_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_in_dataset", lambda *_: pytest.fail("asked the hub"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "texts").mkdir()
+    for source in ("texts/mine", "./a/b", "../a", "a/b/c", "folder/", "plain", "owner/name.jsonl", "~/x"):
+        assert problems_of(source) == [f"documents is {source!r}: there is no such file or folder"]
+
+
+@pytest.fixture
+def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.mark.usefixtures("offline")
+def test_a_dataset_that_cannot_be_had_is_one_line() -> None:
+    (problem,) = problems_of("unteach-tests/not-there:news:train")
+    assert problem.startswith("documents is 'unteach-tests/not-there:news:train': there is no such file or folder here")
+    assert "the Hugging Face dataset cannot be read" in problem
+
+
+@pytest.mark.usefixtures("offline")
+def test_dataset_names_have_subset_and_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_is_hub_name", lambda source: True)
+    monkeypatch.chdir(tmp_path)  # where the name is a folder here, the library reads that
+    splits = "[{split: train, path: a.jsonl}, {split: test, path: b.jsonl}]"
+    write(tmp_path / "owner/name/README.md", f"---\nconfigs:\n- config_name: news\n  data_files: {splits}\n---\n")
+    for file in "ab":
+        write(tmp_path / f"owner/name/{file}.jsonl", "".join(f'{{"text": "{file}{n}"}}\n' for n in range(5)))
+    for source, expected in (("owner/name:", "a"), ("owner/name:news", "a"), ("owner/name:news:test", "b")):
+        assert read_documents(source).texts == [f"{expected}{n}" for n in range(5)]
+    assert len(read_documents("owner/name:", max_bytes=6, seed=1)) == 3
+
+
+@pytest.mark.usefixtures("offline")
+def test_rows_of_a_streamed_dataset_are_read_only_as_far_as_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+
+    class Rows:
+        def shuffle(self, seed):  # type: ignore[no-untyped-def]
+            return self
+
+        def __iter__(self):  # type: ignore[no-untyped-def]
+            return ({"body": "x" * 100, "number": read.append(number)} for number in range(50))
+
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: Rows())
+    assert len(read_documents("owner/name", text_field="body", max_bytes=1000)) == 10
+    assert len(read) == 11
+    (problem,) = problems_of("owner/name")
+    assert problem.endswith("no field 'text' in row 1; there is 'body', 'number': set text_field")
+    assert len(read) == 13
+
+
+def test_embedded_parts_have_names() -> None:
+    assert read_documents("micro:general_heldout").texts == micro.documents("general_heldout")
+    assert "micro:nonsense" in problems_of("micro:nonsense")[0]
+
+
+def test_large_sources_are_sampled_evenly_and_the_same_for_a_seed(tmp_path: Path) -> None:
+    texts = [f"{number:04} " + "x" * 95 for number in range(2000)]
+    file = write(tmp_path / "a.jsonl", "".join(json.dumps({"text": text}) + "\n" for text in texts))
+    sample = read_documents(str(file), max_bytes=40_000, seed=3)
+    assert sample.texts == read_documents(str(file), max_bytes=40_000, seed=3).texts
+    assert sample.texts != read_documents(str(file), max_bytes=40_000, seed=4).texts
+    assert sum(map(len, sample.texts)) <= 40_100
+    assert 250 < len(sample) <= 400
+    numbers = [int(text[:4]) for text in sample.texts]
+    assert numbers == sorted(numbers)
+    assert all(sum(start <= number < start + 500 for number in numbers) > 25 for start in (0, 500, 1000, 1500))
+    for number, text in enumerate(texts[:100]):
+        write(tmp_path / "folder" / f"{number:03}.txt", text)
+    assert 10 < len(read_documents(str(tmp_path / "folder"), max_bytes=3_000)) <= 31
+    assert read_documents(str(file), max_bytes=10**9).texts == texts
+
+
+def test_set_aside_splits_without_loss() -> None:
+    documents = Documents("name", [f"text {number}" for number in range(20)])
+    rest, aside = documents.set_aside(5, seed=1)
+    assert (len(rest), len(aside)) == (15, 5)
+    assert sorted(rest.labels + aside.labels) == sorted(documents.labels)
+    assert aside.texts == documents.set_aside(5, seed=1)[1].texts
+    assert aside.texts != documents.set_aside(5, seed=2)[1].texts
+    assert documents.labels[0] == "document 1"
+
+
 def words(count: int, seed: int) -> str:
     """Different random words for every seed."""
     draw = random.Random(seed)
     return " ".join("".join(draw.choices(string.ascii_lowercase, k=7)) for _ in range(count))
-
-
-# Token sequences.
-
-
-def test_special_ids_are_what_the_tokenizer_adds() -> None:
-    assert [special_ids(small_tokenizer(begin=begin)) for begin in (True, False)] == [([0], []), ([], [])]
 
 
 def test_truncate_keeps_the_beginning_as_the_tokenizer_gives_it() -> None:
@@ -46,6 +249,7 @@ def test_chunks_hold_every_token_once_and_begin_like_a_text(begin: bool) -> None
     bare = tokenizer(TEXT, add_special_tokens=False)["input_ids"]
     tokens = tokenise(Documents("d", [TEXT]), tokenizer, mode="chunk", max_tokens=16)
     before = [0] if begin else []
+    assert special_ids(tokenizer) == (before, [])
     assert all(sequence[: len(before)] == before for sequence in tokens.sequences)
     joined = [token for sequence in tokens.sequences for token in sequence[len(before) :]]
     left_out = tokens.counts["left_out"]
@@ -67,11 +271,11 @@ def test_documents_under_two_tokens_are_skipped_and_counted() -> None:
         tokenise(Documents("x", ["a"]), tokenizer, mode="truncate", max_tokens=8)
 
 
-def test_long_inputs_are_tokenised_in_parts_with_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    documents = Documents("d", [TEXT[:length] for length in range(20, 60)])
-    whole = tokenise(documents, small_tokenizer(), mode="truncate", max_tokens=30)
-    monkeypatch.setattr("unteach.data.documents._TOGETHER", 100)
-    assert tokenise(documents, small_tokenizer(), mode="truncate", max_tokens=30).sequences == whole.sequences
+def test_long_inputs_are_encoded_in_parts_with_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = [TEXT[:length] for length in range(20, 60)]
+    whole = list(encode_texts(small_tokenizer(), texts))
+    monkeypatch.setattr(module, "_TOGETHER", 100)
+    assert list(encode_texts(small_tokenizer(), texts)) == whole == Documents("d", texts).encode(small_tokenizer())
 
 
 def test_wrong_settings_name_what_is_allowed() -> None:
@@ -88,9 +292,6 @@ def test_wrong_settings_name_what_is_allowed() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             call()
-
-
-# Forget batches.
 
 
 @pytest.mark.parametrize(("count", "size"), [(10, 4), (7, 7), (23, 5), (5, 1)])
@@ -112,11 +313,8 @@ def test_forget_batches_are_a_function_of_seed_and_step() -> None:
     backwards = [fresh.batch(step, 8) for step in reversed(range(40))]
     assert forwards == backwards[::-1]
     assert forwards != [ForgetBatches(sequences, seed=4).batch(step, 8) for step in range(40)]
-
-
-def test_fewer_sequences_than_the_batch_size_are_all_taken_once() -> None:
-    batches = ForgetBatches([[1, 2], [3, 4], [5, 6]], seed=0)
-    assert all(sorted(batches.batch(step, 40)) == [[1, 2], [3, 4], [5, 6]] for step in range(5))
+    few = ForgetBatches(sequences[:3], seed=0)  # than the batch size: all are taken once
+    assert all(sorted(few.batch(step, 40)) == sequences[:3] for step in range(5))
 
 
 def test_no_global_random_state_is_touched() -> None:
@@ -127,9 +325,6 @@ def test_no_global_random_state_is_touched() -> None:
     assert random.getstate() == state[0]
     assert (np.random.get_state()[1] == state[1]).all()
     assert torch.equal(torch.get_rng_state(), state[2])
-
-
-# General text.
 
 
 def test_general_chunks_are_the_joined_documents_cut_without_padding() -> None:
@@ -171,9 +366,6 @@ def test_too_little_general_text_is_refused() -> None:
         GeneralText(Documents("g", [text]), small_tokenizer(), exclude=Documents("f", [text]))
 
 
-# Overlap.
-
-
 def test_shared_passages_are_found_whatever_the_case_and_punctuation() -> None:
     article = words(40, 1).split()
     changed = "«" + ",\n".join(article[10:30]).upper() + "!»"
@@ -189,13 +381,10 @@ def test_shared_passages_are_found_whatever_the_case_and_punctuation() -> None:
         assert SharedPassages([" ".join(article)]).find(text) == expected
     accented = " ".join(f"cafe\u0301{number}" for number in range(13))
     assert SharedPassages([accented]).find(accented.replace("e\u0301", "é")) == [(0, 13)]
+    short = SharedPassages(["Anna Berg lives at 12 Elm Street", "too short to find"])  # looked for whole
+    assert short.find("They say Anna Berg lives at 12 Elm street, too short to find.") == [(2, 9)]
     chinese = "昨日下午市政府宣布新的图书馆将于明年春天开放"
     assert SharedPassages([chinese]).find(f"报道。{chinese}") == [(2, 24)]
-
-
-def test_short_forget_documents_are_looked_for_whole() -> None:
-    passages = SharedPassages(["Anna Berg lives at 12 Elm Street", "too short to find"])
-    assert passages.find("They say Anna Berg lives at 12 Elm street, too short to find.") == [(2, 9)]
 
 
 def test_shared_passages_are_cut_out_with_what_stands_around_them() -> None:
@@ -217,21 +406,17 @@ def test_shared_passages_are_cut_out_with_what_stands_around_them() -> None:
 
 
 def test_general_chunks_hold_nothing_of_the_forget_documents() -> None:
-    tokenizer = small_tokenizer()
-    articles = [words(100, seed) for seed in range(5)]
+    articles, tokenizer = Documents("f", [words(100, seed) for seed in range(5)]), small_tokenizer()
     texts = [words(400, 100 + seed) for seed in range(20)]
-    mixed = [f"{text} {articles[seed]}" if seed < 5 else text for seed, text in enumerate(texts)]
-    general = GeneralText(mixed, tokenizer, tokens=32, exclude=Documents("f", articles))
-    assert general.counts["documents"] == 20
-    decoded = tokenizer.decode([token for chunk in general.chunks.tolist() for token in chunk[1:]])
-    assert not any(word in decoded for article in articles for word in article.split())
-    assert texts[10].split()[50] in decoded
-    assert " ".join(texts[0].split()[:200]) in decoded
-    assert "5 passages (500 words) in 5 documents are shared" in general.summary()
+    mixed = Documents("g", [f"{text} {article}" for text, article in zip(texts, articles.texts * 4, strict=True)])
+    general, (report, cleaned) = GeneralText(mixed, tokenizer, tokens=32, exclude=articles), overlap(articles, mixed)
+    assert (general.chunks == GeneralText(cleaned, tokenizer, tokens=32).chunks).all()
+    assert (general.counts["documents"], report.documents, report.words) == (20, 20, 2000)
+    assert general.summary().endswith(report.summary())
+    assert not {word for text in articles.texts for word in text.split()} & set(" ".join(cleaned.texts).split())
 
 
 def test_pad_fills_up_on_the_right() -> None:
     input_ids, lengths = pad([[5, 6, 7], [8, 9]], pad_id=3)
-    assert input_ids.tolist() == [[5, 6, 7], [8, 9, 3]]
-    assert lengths.tolist() == [3, 2]
+    assert (input_ids.tolist(), lengths.tolist()) == ([[5, 6, 7], [8, 9, 3]], [3, 2])
     assert input_ids.dtype == lengths.dtype == torch.int64

@@ -1,6 +1,6 @@
 """The loop on two gloo ranks gives what it gives on one.
 
-Run as a program (python test_sharded.py FOLDER [float32]), this module is the two ranks: it imports once, then forks.
+Run as a program (python test_sharded.py FOLDER [slow]), this module is the two ranks: it imports once, then forks.
 """
 
 from __future__ import annotations
@@ -50,23 +50,21 @@ METHODS = {
 }
 
 
-def cases(dtype, losses):
-    names = ("loss", "optimizer", "trainable", "tied")
-    combinations = itertools.product(losses, METHODS, ("blocks", "all"), (True, False))
-    return [dict(zip(names, values, strict=True)) | {"dtype": dtype} for values in combinations]
-
-
+NAMES = ("loss", "optimizer", "trainable", "tied", "dtype")
+EVERY = [
+    dict(zip(NAMES, values, strict=True))
+    for values in itertools.product(LOSSES, METHODS, ("blocks", "all"), (True, False), (torch.float64, torch.float32))
+]
 ALL = {"optimizer": "mean_teacher", "trainable": "all", "tied": True, "dtype": torch.float64}
-CASES = [
-    *cases(torch.float64, LOSSES),
-    *cases(torch.float32, ["nlul"]),
+FAST = [
+    *(case for case in EVERY if case["loss"] == "nlul" or case == case | {"dtype": torch.float64, "trainable": "all"}),
     *(ALL | {"loss": "match", "optimizer": name, "anchor": 0.7} for name in METHODS),  # with keep text, too
     # Of two ranks, the second has fewer micro-batches of forget text than the first, and no general text.
     ALL | {"loss": "npo", "general_batch": 1, "micro_batch": 1},
     # Weights gathered in half precision.
     ALL | {"loss": "nlul", "trainable": "blocks", "dtype": torch.float32, "half": torch.bfloat16},
 ]
-OTHERS_IN_FLOAT32 = cases(torch.float32, [loss for loss in LOSSES if loss != "nlul"])
+SLOW = [case for case in EVERY if case not in FAST]
 
 
 class General:
@@ -229,7 +227,7 @@ def work(folder):
     for settings in ({"reshard_after_forward": True}, {}):  # without: the root's weights stay gathered
         check_optimizer(distributed.rank(), **settings)
     results = {
-        "cases": {str(case): run_steps(case) for case in CASES},
+        "cases": {str(case): run_steps(case) for case in FAST},
         "measurements": measurements(),
         "loops": {},
         "optimizer alone": "checked",
@@ -247,7 +245,7 @@ def work(folder):
 def run_rank(rank, folder, only):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=RANKS)
-    results = {"cases": {str(case): run_steps(case) for case in OTHERS_IN_FLOAT32}} if only else work(folder)
+    results = {"cases": {str(case): run_steps(case) for case in SLOW}} if only else work(folder)
     if rank == 0:
         torch.save(results, folder / "results.pt")
     distributed.finish()
@@ -277,10 +275,6 @@ def run_worker(folder, *arguments):
     return torch.load(folder / "results.pt", weights_only=True)
 
 
-def show(case):
-    return "-".join(str(value).removeprefix("torch.") for value in case.values())
-
-
 def assert_same_run(two, case):
     """The two ranks' metrics are those of one, and so is the displacement, to a share of itself."""
     one, exact = run_steps(case), case["dtype"] == torch.float64
@@ -291,15 +285,15 @@ def assert_same_run(two, case):
     assert (two["displacement"] - one["displacement"]).norm() <= in_weights * size
 
 
-@pytest.mark.parametrize("case", CASES, ids=show)
+@pytest.mark.parametrize("case", FAST, ids=lambda case: "-".join(map(str, case.values())))
 def test_two_ranks_give_the_run_of_one(two_ranks, case):
     assert_same_run(two_ranks["cases"][str(case)], case)
 
 
 @pytest.mark.slow
-def test_two_ranks_give_the_run_of_one_in_float32(tmp_path):
-    found = run_worker(tmp_path, "float32")["cases"]
-    for case in OTHERS_IN_FLOAT32:
+def test_two_ranks_give_every_run_of_one(tmp_path):
+    found = run_worker(tmp_path, "slow")["cases"]
+    for case in SLOW:
         assert_same_run(found[str(case)], case)
 
 

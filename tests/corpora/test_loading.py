@@ -27,8 +27,6 @@ from unteach.data.records import read_rows, read_table
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 needs_data = pytest.mark.skipif(not SHARED.is_dir(), reason=f"the real data sets are not at {SHARED}")
 
-# The container.
-
 TOFU = TofuQuestion("q", "a", "b", ("c",))
 BENCHMARK = Benchmark(
     name="x",
@@ -61,11 +59,12 @@ def test_first_keeps_examples_and_says_so():
         BENCHMARK.first(0)
 
 
-# The embedded one: the shipped models were trained and are measured on exactly these texts.
-
-
 def test_the_embedded_texts_never_change():
+    """The shipped models were trained and are measured on exactly these."""
     texts = json.dumps({part: micro.documents(part) for part in micro.DOCUMENTS})
+    pretraining, unasked = micro.questions("pretraining"), micro.questions("unasked")
+    assert (len(pretraining), len(unasked), len(micro.probes("retain"))) == (200, 360, 240)
+    assert not set(unasked) & set(pretraining)
     assert hashlib.sha256(texts.encode()).hexdigest().startswith("137296dbf17b45a6")
 
 
@@ -77,15 +76,6 @@ def test_the_embedded_benchmark_never_changes(half, expected):
     benchmark = micro.load_benchmark(half)
     assert benchmark.data_sha256.startswith(expected)
     assert benchmark.notes == ("micro is a benchmark of fictional texts with the schema of MUSE; it is not MUSE",)
-
-
-def test_questions_and_probes_beside_the_embedded_benchmark():
-    pretraining, unasked = micro.questions("pretraining"), micro.questions("unasked")
-    assert (len(pretraining), len(unasked), len(micro.probes("retain"))) == (200, 360, 240)
-    assert not set(unasked) & set(pretraining)
-
-
-# Tables.
 
 
 def write(path, *rows):
@@ -124,9 +114,6 @@ def test_hub_layout_through_the_datasets_library(tmp_path, monkeypatch):
     card = f"---\nconfigs:\n- config_name: verbmem\n  data_files: {files}\n---\n"
     (tmp_path / "set" / "README.md").write_text(card, encoding="utf-8")
     assert read_table(None, "verbmem/forget", ("prompt", "gt"), (str(tmp_path / "set"), "verbmem", "forget")) == [row]
-
-
-# The catalog.
 
 
 def muse_folder(folder):

@@ -41,6 +41,9 @@ def test_windows_begin_at_chunk_starts_and_stay_inside(word_tokenizer):
     assert [len(probe.prompt_ids) for probe in second] == [20, 20, 14]  # shorter: divided alike, 22 · 20 // 30
     assert second[1].prompt == word_tokenizer.decode(chunks[1][1:20])
     assert second[1].expected == word_tokenizer.decode(chunks[1][20:30])
+    probes = cut_probes(DOCUMENTS[:1], word_tokenizer, prompt_tokens=20, expected_tokens=10)  # by default in a row
+    ids = word_tokenizer(DOCUMENTS[0])["input_ids"]
+    assert [probe.prompt_ids[0] for probe in probes] == [ids[0], ids[30], ids[60]]  # 10 tokens are left over
 
 
 def learned(documents, tokenizer, max_tokens, mode="chunk"):
@@ -62,12 +65,6 @@ def test_every_window_is_the_beginning_of_what_was_learned(word_tokenizer, mode)
     assert (reached <= {sequence[1] for sequence in sequences}) == (mode == "chunk")
 
 
-def test_windows_follow_each_other_by_default(word_tokenizer):
-    probes = cut_probes(DOCUMENTS[:1], word_tokenizer, prompt_tokens=20, expected_tokens=10)
-    ids = word_tokenizer(DOCUMENTS[0])["input_ids"]
-    assert [probe.prompt_ids[0] for probe in probes] == [ids[0], ids[30], ids[60]]  # 10 tokens are left over
-
-
 def test_few_documents_give_many_probes_deeper_in_their_chunks(word_tokenizer):
     options = {"prompt_tokens": 20, "expected_tokens": 10, "chunk_tokens": 80}
     assert len(cut_probes(DOCUMENTS[:1], word_tokenizer, count=100, **options)) < 5
@@ -85,24 +82,20 @@ def test_few_documents_give_many_probes_deeper_in_their_chunks(word_tokenizer):
     assert {len(probe.prompt_ids) + len(probe.expected_ids) for probe in first} <= {*range(31)}, "shallow ones first"
 
 
-def test_documents_are_encoded_once_for_training_probes_and_membership(word_tokenizer):
+def test_documents_are_encoded_once_for_training_probes_and_membership(word_tokenizer, monkeypatch):
     """The same probes and texts as from plain texts, and the tokenizer reads each document a single time."""
-    read = []
-
-    class Counting:
-        def __call__(self, texts, **options):
-            read.extend([texts] if isinstance(texts, str) else texts)
-            return word_tokenizer(texts, **options)
-
-        def __getattr__(self, name):
-            return getattr(word_tokenizer, name)
-
-    documents, counting = Documents("documents", DOCUMENTS), Counting()
-    sequences = tokenise(documents, counting, mode="chunk", max_tokens=40).sequences
-    assert sequences == learned(DOCUMENTS, word_tokenizer, 40)
     options = {"prompt_tokens": 20, "expected_tokens": 10, "chunk_tokens": 40, "seed": 3, "count": 7}
-    benchmark = own_benchmark(counting, documents, holdout_documents=documents, **options)
-    assert benchmark == own_benchmark(word_tokenizer, DOCUMENTS, holdout_documents=DOCUMENTS, **options)
+    expected = own_benchmark(word_tokenizer, DOCUMENTS, holdout_documents=DOCUMENTS, **options)
+    read, encode = [], PreTrainedTokenizerFast.__call__
+
+    def counting(tokenizer, texts, **options):
+        read.extend([texts] if isinstance(texts, str) else texts)
+        return encode(tokenizer, texts, **options)
+
+    monkeypatch.setattr(PreTrainedTokenizerFast, "__call__", counting)
+    documents = Documents("documents", DOCUMENTS)
+    tokenise(documents, word_tokenizer, mode="chunk", max_tokens=40)
+    assert own_benchmark(word_tokenizer, documents, holdout_documents=documents, **options) == expected
     assert sorted(text for text in read if text != "a") == sorted(DOCUMENTS)  # "a" asks for the special ids
 
 
@@ -116,18 +109,16 @@ def test_choice_is_spread_over_documents_and_depends_on_the_seed_alone(word_toke
     assert set(first) < set(seven)
 
 
-def test_short_documents(word_tokenizer):
+def test_short_documents_and_refusals(word_tokenizer):
     probes = cut_probes([document(0, 5), document(0, 15), ""], word_tokenizer)
     assert [probe.document for probe in probes] == [1]
     assert len(probes[0].prompt_ids) == 16 * 128 // 192
-    with pytest.raises(ValueError, match="none of 1 documents has 16 tokens"):
-        cut_probes(["w1"], word_tokenizer)
-
-
-@pytest.mark.parametrize("options", [{"count": 0}, {"prompt_tokens": 0}, {"expected_tokens": -1}])
-def test_refusals(word_tokenizer, options):
-    with pytest.raises(ValueError, match=f"{next(iter(options))} is "):
-        cut_probes(DOCUMENTS, word_tokenizer, **options)
+    for texts, options, message in (
+        (["w1"], {}, "none of 1 documents has 16 tokens"),
+        *((DOCUMENTS, {name: 0}, f"{name} is 0") for name in ("count", "prompt_tokens", "expected_tokens")),
+    ):
+        with pytest.raises(ValueError, match=message):
+            cut_probes(texts, word_tokenizer, **options)
 
 
 @pytest.mark.parametrize(("documents", "count"), [(5, 100), (5, 5), (1, 100)])
@@ -176,15 +167,12 @@ def test_benchmark_of_own_documents(word_tokenizer):
         general_texts=[document(700, 40)] * 3,
         count=4,
     )
-    assert (len(benchmark.verbatim_forget), len(benchmark.verbatim_holdout)) == (4, 1)
-    assert (len(benchmark.membership_forget), len(benchmark.membership_holdout)) == (4, 1)
-    assert benchmark.knowledge_forget == (Question("q", "a"),)
-    assert len(benchmark.general_texts) == 3
+    counts = {name: len(part) for name, part in vars(benchmark).items() if isinstance(part, tuple) and part}
+    documents = {"verbatim_forget": 4, "verbatim_holdout": 1, "membership_forget": 4, "membership_holdout": 1}
+    assert counts == documents | {"knowledge_forget": 1, "general_texts": 3, "notes": 1}
     assert "both are of the same kind" in benchmark.notes[0]
     alone = own_benchmark(word_tokenizer, DOCUMENTS)
-    assert alone.membership_forget == ()
-    assert alone.verbatim_holdout == ()
-    assert alone.settings.words == "latin"
+    assert (alone.membership_forget, alone.verbatim_holdout, alone.settings.words) == ((), (), "latin")
 
 
 def test_other_scripts_are_counted():

@@ -252,9 +252,6 @@ def run_rank(rank, folder, only):
     os._exit(0)  # a gloo thread may outlive its group and abort an ordinary exit: "terminate called…"
 
 
-# ---- two ranks against one ---------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("sharded")
@@ -334,9 +331,6 @@ def test_a_folder_written_again_is_never_missing(tmp_path, two_ranks, folder):
     assert again.steps()[-1] == last
     assert again.load(last)["position"]["step"] == last
     assert not list((tmp_path / "checkpoints").glob("*.part"))
-
-
-# ---- the command -------------------------------------------------------------------------------------
 
 
 def command(*arguments, ranks=1):

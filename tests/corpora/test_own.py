@@ -70,11 +70,8 @@ def test_few_documents_give_many_probes_deeper_in_their_chunks(word_tokenizer):
     assert len(cut_probes(DOCUMENTS[:1], word_tokenizer, count=100, **options)) < 5
     probes = cut_probes(DOCUMENTS[:1], word_tokenizer, count=100, later_passages=True, **options)
     chunks = learned(DOCUMENTS[:1], word_tokenizer, 80)
-    starts = set()
-    for probe in probes:
-        whole = [*probe.prompt_ids, *probe.expected_ids]
-        begin = next(n for n, chunk in enumerate(chunks) if chunk[: len(whole)] == whole)  # never into the next chunk
-        starts.add((begin, len(probe.prompt_ids)))
+    windows = [[*probe.prompt_ids, *probe.expected_ids] for probe in probes]  # none reaches into the next chunk
+    starts = {(next(n for n, c in enumerate(chunks) if c[: len(ids)] == ids), len(ids)) for ids in windows}
     full = [probe for probe in probes if len(probe.expected_ids) == 10]
     assert len(starts) == len(probes), "every expected passage is another one"
     assert {(len(probe.prompt_ids) - 20) % 10 for probe in full} == {0}

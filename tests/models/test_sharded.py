@@ -67,12 +67,7 @@ FAST = [
 SLOW = [case for case in EVERY if case not in FAST]
 
 
-class General:
-    """General text: a few chunks, drawn anew each step."""
-
-    def batch(self, step, size):
-        draws = torch.Generator().manual_seed(1000 + step)
-        return torch.randint(VOCABULARY, (size, 9), generator=draws).tolist()
+GENERAL = ForgetBatches(torch.arange(12 * 9).mul(37).remainder(VOCABULARY).reshape(12, 9).tolist(), seed=2)
 
 
 def small_llama(tied, dtype, seed=0, width=32):
@@ -172,7 +167,7 @@ def run_steps(case):
     base = small_llama(False, case["dtype"], seed=5, width=16) if LOSSES[config.method.loss].base == "given" else None
     others = OtherModels(model, parameters, base, forget.sequences, config, [config.method])
     keep = ForgetBatches([sequence[::-1] for sequence in forget.sequences], seed=1, keep=True)
-    texts = Texts(forget, General(), keep if config.method.anchor else None)
+    texts = Texts(forget, GENERAL, keep if config.method.anchor else None)
     rows = []
     for step in range(STEPS):
         read = texts_of_step(texts, config.method, config, step, others)
@@ -190,7 +185,7 @@ def run_loop(folder, optimizer, *, pause=None, resume=False):
         unlearn(
             model,
             parameters,
-            Texts(forget, General()),
+            Texts(forget, GENERAL),
             config,
             search=Search(None, {"nll_general": 1.0}, every=3, last=4, utility_floor=0.5),
             evaluate=lambda step: {"nll_general": 1.0},
@@ -217,7 +212,7 @@ def measurements():
             results[f"texts, {name}"] = generate(model, prompts, max_new_tokens=[5, 1, 8])
             results[f"log-probabilities, {name}"] = [torch.tensor(x) for x in token_logprobs(model, prompts[:1])]
             results[f"next tokens, {name}"] = next_tokens(model, prompts, [2, 5])
-        measured = measure(model, list(parameters.values()), forget, General(), config)
+        measured = measure(model, list(parameters.values()), forget, GENERAL, config)
         results[f"measured, tied {tied}"] = dataclasses.astuple(measured)
     return results
 
@@ -253,16 +248,12 @@ def run_rank(rank, folder, only):
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("sharded")
-
-
-@pytest.fixture(scope="module")
-def two_ranks(folder):
-    """What two ranks compute; they also leave checkpoints, and go on from those of one rank."""
+def two_ranks(tmp_path_factory):
+    """What two ranks compute; they also leave checkpoints in a folder, and go on from those of one rank."""
+    folder = tmp_path_factory.mktemp("sharded")
     for optimizer in METHODS:
         assert run_loop(folder / f"for two, {optimizer}", optimizer, pause=2) is None
-    return run_worker(folder)
+    return run_worker(folder) | {"folder": folder}
 
 
 def run_worker(folder, *arguments):
@@ -300,7 +291,8 @@ def test_fsdp2_on_two_ranks_computes_exactly_with_the_teacher_and_then_with_the_
 
 
 @pytest.mark.parametrize("optimizer", METHODS)
-def test_a_run_goes_on_with_another_number_of_ranks(two_ranks, folder, tmp_path, optimizer):
+def test_a_run_goes_on_with_another_number_of_ranks(two_ranks, tmp_path, optimizer):
+    folder = two_ranks["folder"]
     whole = run_loop(tmp_path / "whole", optimizer)
     runs = {name: run for name, run in two_ranks["loops"].items() if name.endswith(optimizer)}
     written = sorted(path.name for path in (folder / f"for one, {optimizer}").iterdir())
@@ -319,8 +311,8 @@ def test_evaluation_and_calibration_measure_the_same(two_ranks):
         )
 
 
-def test_a_folder_written_again_is_never_missing(tmp_path, two_ranks, folder):
-    source = folder / "paused by two, adamw"
+def test_a_folder_written_again_is_never_missing(tmp_path, two_ranks):
+    source = two_ranks["folder"] / "paused by two, adamw"
     shutil.copytree(source, tmp_path / "checkpoints")
     checkpoints = Checkpoints(tmp_path / "checkpoints", 2)
     last = checkpoints.steps()[-1]

@@ -145,7 +145,7 @@ def test_questions_from_a_file(tmp_path):
     assert take_examples(questions[:19], shots=5) == (questions[:19], ())
     for content, message in (
         ('{"question": "q"}', "row 1 has no answer; it has question"),
-        ('{"question": "q"\n', "line 1: broken JSON"),
+        ('{"question": "q", "answer": "a"}\n{"question": "q"\n', r"questions\.jsonl, line 2: broken JSON"),
         ("", "there is no question in it"),
     ):
         path.write_text(content, encoding="utf-8")

@@ -129,6 +129,8 @@ def test_missing_and_empty_sources_and_many_problems(tmp_path: Path) -> None:
     for name, content, reason in (("a.jsonl", "\n\n", "it has no records"), ("a.txt", " ", "1 skipped (1 empty)")):
         file = write(tmp_path / name, content)
         assert problems_of(file)[0].endswith(f"there is no document in it: {reason}")
+    assert read_documents("micro:general_heldout").texts == micro.documents("general_heldout")
+    assert "micro:nonsense" in problems_of("micro:nonsense")[0]
     for number in range(30):
         write(tmp_path / "many" / f"{number:02}.pdf", b"%PDF")
     problems = problems_of(tmp_path / "many")
@@ -152,13 +154,6 @@ def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("offline")
-def test_a_dataset_that_cannot_be_had_is_one_line() -> None:
-    (problem,) = problems_of("unteach-tests/not-there:news:train")
-    assert problem.startswith("documents is 'unteach-tests/not-there:news:train': there is no such file or folder here")
-    assert "the Hugging Face dataset cannot be read" in problem
-
-
-@pytest.mark.usefixtures("offline")
 def test_dataset_names_have_subset_and_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_is_hub_name", lambda source: True)
     monkeypatch.chdir(tmp_path)  # where the name is a folder here, the library reads that
@@ -169,6 +164,9 @@ def test_dataset_names_have_subset_and_split(tmp_path: Path, monkeypatch: pytest
     for source, expected in (("owner/name:", "a"), ("owner/name:news", "a"), ("owner/name:news:test", "b")):
         assert read_documents(source).texts == [f"{expected}{n}" for n in range(5)]
     assert len(read_documents("owner/name:", max_bytes=6, seed=1)) == 3
+    (problem,) = problems_of("unteach-tests/not-there:news:train")
+    assert problem.startswith("documents is 'unteach-tests/not-there:news:train': there is no such file or folder here")
+    assert "the Hugging Face dataset cannot be read" in problem
 
 
 @pytest.mark.usefixtures("offline")
@@ -190,17 +188,11 @@ def test_rows_of_a_streamed_dataset_are_read_only_as_far_as_needed(monkeypatch: 
     assert len(read) == 13
 
 
-def test_embedded_parts_have_names() -> None:
-    assert read_documents("micro:general_heldout").texts == micro.documents("general_heldout")
-    assert "micro:nonsense" in problems_of("micro:nonsense")[0]
-
-
 def test_large_sources_are_sampled_evenly_and_the_same_for_a_seed(tmp_path: Path) -> None:
     texts = [f"{number:04} " + "x" * 95 for number in range(2000)]
     file = write(tmp_path / "a.jsonl", "".join(json.dumps({"text": text}) + "\n" for text in texts))
-    sample = read_documents(str(file), max_bytes=40_000, seed=3)
-    assert sample.texts == read_documents(str(file), max_bytes=40_000, seed=3).texts
-    assert sample.texts != read_documents(str(file), max_bytes=40_000, seed=4).texts
+    sample, again, other = (read_documents(str(file), max_bytes=40_000, seed=seed) for seed in (3, 3, 4))
+    assert sample == again != other
     assert sum(map(len, sample.texts)) <= 40_100
     assert 250 < len(sample) <= 400
     numbers = [int(text[:4]) for text in sample.texts]
@@ -233,8 +225,7 @@ def test_truncate_keeps_the_beginning_as_the_tokenizer_gives_it() -> None:
     tokens = tokenise(Documents("d", [TEXT, "The"]), tokenizer, mode="truncate", max_tokens=20)
     assert tokens.sequences == [whole[:20], tokenizer("The")["input_ids"]]
     count, left = 20 + len(tokens.sequences[1]), len(whole) - 20
-    expected = {"documents": 2, "skipped": 0, "sequences": 2, "tokens": count, "cut": 1, "left_out": left}
-    assert tokens.counts == expected
+    assert tokens.counts == {"documents": 2, "skipped": 0, "sequences": 2, "tokens": count, "cut": 1, "left_out": left}
     assert tokens.summary() == (f"2 documents, {count} tokens in 2 sequences; 1 documents cut, {left} tokens left out")
 
 

@@ -116,17 +116,15 @@ def test_models_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (tmp_path / "file").write_text("x")
     assert "a file, must be a folder" in problems_of(tmp_path / "file")[0]
     assert "micro:nonsense" in problems_of("micro:nonsense")[0]
+    (tmp_path / "empty").mkdir()
+    lacking = ("config.json is missing", "it has no tokenizer (tok", "it has no weights: must ")
+    for problem, start in zip(problems_of(tmp_path / "empty"), lacking, strict=True):
+        assert problem.startswith(f"model is '{tmp_path}/empty': {start}")
     monkeypatch.setattr("unteach.corpora.micro.FOLDER", tmp_path)
     assert "this installation has no embedded models" in problems_of("micro:target")[0]
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     (problem,) = problems_of("unteach-tests/not-there@main")
     assert "there is no such folder here, and it cannot be had from the Hugging Face hub" in problem
-
-
-def test_an_empty_folder_lacks_everything_at_once(tmp_path: Path) -> None:
-    starts = ("config.json is missing", "it has no tokenizer (tok", "it has no weights: must ")
-    for problem, start in zip(problems_of(tmp_path), starts, strict=True):
-        assert problem.startswith(f"model is '{tmp_path}': {start}")
 
 
 def test_pickled_weights_are_refused_with_a_command_that_converts_them(tmp_path: Path) -> None:
@@ -354,13 +352,9 @@ def card(**changes: Any) -> str:
 def test_card_shows_scores_data_settings_and_limits() -> None:
     _, front, body = card(notes=["weights were rounded"]).split("---\n", 2)
     rows = re.sub(r" +\|", " |", re.sub(r"\| +", "| ", body))  # without the padding
-    assert yaml.safe_load(front) == {
-        "library_name": "transformers",
-        "pipeline_tag": "text-generation",
-        "base_model": "owner/news-7b",
-        "base_model_relation": "finetune",
-        "tags": ["machine-unlearning", "unteach"],
-    }
+    expected = {"library_name": "transformers", "pipeline_tag": "text-generation", "base_model": "owner/news-7b"}
+    expected |= {"base_model_relation": "finetune", "tags": ["machine-unlearning", "unteach"]}
+    assert yaml.safe_load(front) == expected
     for line in (
         "unteach (adamw, mine). The aim",
         "| `verbmem_f` | recital of forget documents ↓ | 56.1 | 12.0 |",
@@ -370,8 +364,8 @@ def test_card_shows_scores_data_settings_and_limits() -> None:
     ):
         assert line in rows
     settings = re.search(r"```yaml\n(.*?)```", body, re.DOTALL)
-    expected = {"optimizer": "adamw", "loss": "mine", "clip": None}
-    assert yaml.safe_load(settings[1])["method"] == expected  # type: ignore[index]
+    method = {"optimizer": "adamw", "loss": "mine", "clip": None}
+    assert yaml.safe_load(settings[1])["method"] == method  # type: ignore[index]
     limits = body.split("## Limits")[1].split("##")[0]
     missing = "No model trained without the documents was there"
     for words in ("Not measured here: `knowmem_f`", missing, "- weights were rounded", "not proven absent"):

@@ -138,10 +138,7 @@ def test_articles_are_chosen_by_length_and_seed():
     assert choose_articles(texts, lengths, dataclasses.replace(settings, choice=1))[0] != learn
     with pytest.raises(ValueError, match="2 different articles have 48 to 49 tokens"):
         choose_articles(texts, lengths, Settings(count=5, shortest=48, longest=49))
-
-
-def test_halves_of_general_text_share_nothing():
-    first, second = split_texts(["a", "b", "c", "a", "d"], 0)
+    first, second = split_texts(["a", "b", "c", "a", "d"], 0)  # halves of general text share nothing
     assert (len(first), len(second)) == (2, 2)
     assert {*first, *second} == {"a", "b", "c", "d"}
 

@@ -117,10 +117,7 @@ def result_table(contents: Iterable[Content], metrics: Sequence[str], extra: Map
 def panels(
     start: str, benchmark: str, contents: Iterable[Content], against: Sequence[str], points: Sequence[Published] = ()
 ) -> list[Figure]:
-    """Utility against each of some metrics (to the right), a figure for each pair that was measured.
-
-    The figures' names begin with ``start`` and end with the benchmark's; ``points`` are others'.
-    """
+    """Utility against each of some metrics, a figure for each pair that was measured; ``points`` are others'."""
     rows = [_method(name, group, place) for place, (name, group) in enumerate(by_name(contents).items())]
     drawn = []
     for utility, ending in UTILITIES.items():

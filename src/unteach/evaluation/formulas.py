@@ -24,8 +24,7 @@ from numpy.typing import ArrayLike, NDArray
 if TYPE_CHECKING:
     from unteach.data.documents import Words
 
-RESAMPLES = 2000
-_BLOCK = 4_000_000
+RESAMPLES, _BLOCK = 2000, 4_000_000
 Interval = tuple[float | None, float | None]
 MINIMUM_UNITS, MINIMUM_CHARACTERS, MINIMUM_TRIGRAMS = 4, 24, 16
 COPIES, LOOP_SHARE, DISTINCT_SHARE = 3, 1 / 3, 0.5

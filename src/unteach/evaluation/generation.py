@@ -29,8 +29,7 @@ from unteach.models import context_length
 from unteach.models.distributed import share_out
 
 _PIECE_TOKENS = {"cuda": 2**16, "cpu": 2**10}
-_SHARED_LENGTH = 32
-_SHRINK_AT = 0.75
+_SHARED_LENGTH, _SHRINK_AT = 32, 0.75
 
 
 def generate(
@@ -126,8 +125,7 @@ class _PromptReader:
     def read(self, prompts: Sequence[Sequence[int]], room: int) -> tuple[Tensor, Any, Tensor]:
         """Read a batch, longest first, in pieces of similar length, and put their caches together.
 
-        Returns:
-            Logits after each prompt [B, V], the cache, and its mask [B, P + T].
+        Gives the logits after each prompt [B, V], the cache, and its mask [B, P + T].
         """
         width = len(prompts[0]) - self.shared
         all_logits: list[Tensor] = []
@@ -154,7 +152,7 @@ class _PromptReader:
         return ((columns < 0) | (columns >= width - own)).long().to(self.model.device)
 
     def read_piece(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Any, Tensor]:
-        """Read prompts in one pass; returns as `read`."""
+        """Read prompts in one pass; gives the same as `read`."""
         remainders = [torch.tensor(prompt[self.shared :]) for prompt in prompts]
         ids = pad_sequence(remainders, batch_first=True, padding_side="left").to(self.model.device)
         mask = self.mask(prompts, ids.shape[1])

@@ -21,8 +21,7 @@ Advance = Callable[[int], object]
 """Called with the number of items just finished, to move a progress bar."""
 
 BATCH_SIZE = 128
-_MEMORY_SHARE = 0.25
-_HOST_MEMORY = 2 * 2**30
+_MEMORY_SHARE, _HOST_MEMORY = 0.25, 2 * 2**30
 _LOGITS = {"cuda": 2**29, "cpu": 2**27}
 """Most logits held at once, by kind of device: 2 GiB in fp32 on a GPU, half a GiB on a CPU."""
 _POSITIONS = {"cuda": 2**16, "cpu": 2**11}

@@ -46,9 +46,8 @@ class Finding:
     high: float | None = None
     before: float | None = None
     never_seen: float | None = None
-    """The value of a model, or a text, that has nothing to do with the documents."""
+    """The value of a model, or a text, that has nothing to do with the documents; `source` says which."""
     source: str = ""
-    """Whose value that is."""
     note: str = ""
     parts: tuple[Finding, ...] = ()
     """What the answer is made of, where it is more than one measurement."""

@@ -71,7 +71,6 @@ def refused(result, *expected):
     assert all(line.startswith("unteach: ") for line in lines), err
     for words in expected:
         assert any(words in line for line in lines), f"{words!r} is not in {err!r}"
-    return lines
 
 
 def weights(folder):
@@ -223,13 +222,12 @@ def test_wrong_models(inputs, tmp_path):
 
 def test_wrong_settings_are_all_reported(inputs, tmp_path):
     out, model = tmp_path / "run", inputs / "model"
-    lines = refused(
+    refused(
         forget(inputs, out, "--loss nlu --batch 0 --momentum 2 --documnets x --trainable heads"),
         "loss is 'nlu'",
         "unknown flag --documnets (did you mean documents?)",
         "trainable is 'heads': it must be one of blocks, all",
     )
-    assert len(lines) >= 3
     (tmp_path / "c.yaml").write_text("model: m\nmax_stps: 3\nmethod:\n  alpah: 1\nbatch: many\n")
     refused(
         call("forget --config", tmp_path / "c.yaml"),

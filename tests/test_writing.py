@@ -1,25 +1,24 @@
 """Files that are there whole or not at all."""
 
 import os
-from pathlib import Path
 
 import pytest
 
 from unteach.writing import write_whole
 
 
-def test_text_and_bytes_are_written_and_nothing_is_left_beside_them(tmp_path: Path) -> None:
+def test_text_and_bytes_are_written_and_nothing_is_left_beside_them(tmp_path):
     for content, expected in (("añ\n", "añ\n".encode()), (b"\x00\xff", b"\x00\xff")):
         write_whole(tmp_path / "new" / "file", content)
         assert (tmp_path / "new" / "file").read_bytes() == expected
         assert [path.name for path in (tmp_path / "new").iterdir()] == ["file"]
 
 
-def test_until_all_is_written_the_old_file_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_until_all_is_written_the_old_file_is_there(tmp_path, monkeypatch):
     file = tmp_path / "file"
     write_whole(file, "old")
 
-    def stop(source: Path, target: Path) -> None:
+    def stop(source, target):
         assert (file.read_text(), source.read_text(), target) == ("old", "new", file)
         raise KeyboardInterrupt
 

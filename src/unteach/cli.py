@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from unteach import __version__
 from unteach.errors import InputError, Interrupted
 
 if TYPE_CHECKING:
@@ -63,8 +64,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(_overview(), flush=True)
             return DONE if arguments else WRONG_INPUT
         if arguments[0] == "--version":
-            from unteach import __version__
-
             print(f"unteach {__version__}", flush=True)
             return DONE
         if arguments[0] not in COMMANDS:
@@ -246,15 +245,13 @@ def _show_scores(result: dict[str, Any]) -> None:
             console.print(f"{scores['name']}: {note}", markup=False, highlight=False)
 
 
+_FORGET = "unteach forget micro:target --documents micro:forget --out run/"
 COMMANDS = {
     "forget": Command(
         "unteach.config:ForgetConfig",
         "Make a model forget documents: writes a run folder with the model, its scores and a report.",
         "unteach forget MODEL --documents DIR --out RUN [flags]   |   unteach forget --resume RUN",
-        (
-            "unteach forget micro:target --documents micro:forget --out run/ --dry-run",
-            "unteach forget micro:target --documents micro:forget --out run/",
-        ),
+        (f"{_FORGET} --dry-run", _FORGET),
         run=_forget,
         other_flags=("--config", "--json", "--resume", "--dry-run"),
     ),

@@ -295,9 +295,5 @@ def resolved_device(name: str) -> torch.device:
 
 def _outside(settings: Any, where: str, must: str, *names: str) -> list[str]:
     """A line for each of these settings that is given and not as it must be, see ``_RANGES``."""
-    given = {name: getattr(settings, name) for name in names}
-    return [
-        f"{where}{name} is {value}: it must be {must}"
-        for name, value in given.items()
-        if value is not None and not _RANGES[must](value)
-    ]
+    given, holds = {name: getattr(settings, name) for name in names}, _RANGES[must]
+    return [f"{where}{name} is {x}: it must be {must}" for name, x in given.items() if x is not None and not holds(x)]

@@ -74,9 +74,8 @@ def without_overlap(keep: Documents, documents: Documents) -> tuple[str, Documen
     report, left = overlap(documents, rest)
     if not left.texts:
         what = "has no documents" if not keep.texts else "is what is to be forgotten, word for word or nearly"
-        raise InputError(
-            f"keep is {keep.name!r}: it {what}; name other documents of the same kind, or leave --keep out"
-        )
+        better = "name other documents of the same kind, or leave --keep out"
+        raise InputError(f"keep is {keep.name!r}: it {what}; {better}")
     same = len(keep.texts) - len(others)
     equal = f"; {same:,} equal to documents that are to be forgotten left out" if same else ""
     return f"{len(left.texts):,} documents{equal}; {report.summary()}", left

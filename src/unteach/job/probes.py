@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from unteach.config import ForgetConfig
-from unteach.corpora import Benchmark, Probe, micro
+from unteach.corpora import Benchmark, micro
 from unteach.corpora.own import MINIMUM_TOKENS, cut_probes, own_benchmark, read_questions, split_probes
 from unteach.data import Documents, special_ids
 from unteach.evaluation.metrics import RAW_AUC
@@ -112,10 +112,10 @@ def run_probes(
         whole = dataclasses.replace(whole, membership_retain=tuple(watched.texts), verbatim_retain=kept)
     if not detectable:  # other text is told apart by its kind, whether or not the model saw it
         whole = dataclasses.replace(whole, membership_holdout=())
-    stop_probes, final_probes = split_probes(whole.verbatim_forget, config.seed)
-    unseen: tuple[Probe, ...] = cut_probes(never_seen, tokenizer, **sizes)
-    stop = dataclasses.replace(whole, verbatim_forget=stop_probes, verbatim_holdout=unseen)
-    final = dataclasses.replace(whole, verbatim_forget=final_probes)
+    first, second = split_probes(whole.verbatim_forget, config.seed)
+    unseen = cut_probes(never_seen, tokenizer, **sizes)
+    stop = dataclasses.replace(whole, verbatim_forget=first, verbatim_holdout=unseen)
+    final = dataclasses.replace(whole, verbatim_forget=second)
     return Probes(_cheap(stop, config, parity=parity, detectable=detectable), final)
 
 

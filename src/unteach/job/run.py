@@ -58,6 +58,7 @@ class ForgetResult:
     steps: int
     stop: dict[str, Any]
     before: dict[str, float]
+    """Scores on passages that the stop rule did not use; likewise ``after``."""
     after: dict[str, float]
     counts: dict[str, Any]
     seconds: float
@@ -142,9 +143,6 @@ def forget(
         holdout: Texts like ``documents`` that the model never saw; None: a part of the general text.
         reference: A model that never saw the documents: the run stops when they are recited no better than by it.
         base: A model with the same tokenizer that never saw the documents, for losses that compare with it.
-
-    Returns:
-        Scores before and after (on passages that the stop rule did not use), how the run ended, and the model.
     """
     config = config or ForgetConfig(model=str(getattr(model, "name_or_path", "") or "model"))
     named_keep = None if keep is None else config.keep or "keep"

@@ -1,6 +1,6 @@
 """Dataclasses of settings from YAML and from flags: every field is a key and a flag, its docstring the help.
 
-Every problem is named, with the nearest known name. ``ALIASES`` of a dataclass has other names of its fields, not shown.
+Every problem is named, with the nearest known name. ``ALIASES`` of a dataclass has hidden names of its fields.
 """
 
 from __future__ import annotations

@@ -48,9 +48,7 @@ def test_every_name_is_measured_once_and_what_failed_again(tmp_path: Path) -> No
 
 def test_scores_are_kept_as_they_were(tmp_path: Path) -> None:
     metric = Metric(100 / 3, None, 0.1 + 0.2, count=3, higher_is_better=None, unit="percent")
-    scores = Scores(
-        "micro", {"privleak": metric}, {"verbmem_f": [{"prompt": "a", "score": 1 / 3}]}, ("note",), {"n": 1}
-    )
+    scores = Scores("micro", {"privleak": metric}, {"verbmem_f": [{"prompt": "a", "score": 1 / 3}]}, ("note",))
     for value in (scores, {"verbmem_f": 1 / 3}, 2.5):
         SharedScores(tmp_path).measured_once(repr(type(value)), lambda value=value: value)
         known = SharedScores(tmp_path).measured_once(repr(type(value)), lambda: 1 // 0)

@@ -226,7 +226,7 @@ def curve_figure(
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     values = [value for _, _, _, points in lines for _, value in points]
-    log = min(values) > 0 and max(values) / min(values) > (5 if logarithmic else 50)
+    log = logarithmic and min(values) > 0 and max(values) / min(values) > 5
 
     def draw(canvas: Canvas) -> None:
         axes = canvas.axes

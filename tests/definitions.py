@@ -1,10 +1,11 @@
-"""The losses and divergences written a second time, straight from their definitions, to test against.
+"""The losses, divergences and the optimizer written a second time, straight from their definitions, to test against.
 
 ``naive_*`` are plain torch (meant for float64 and ordinary logits, differentiated by autograd). ``exact_*`` are mpmath
 with as many digits as the logits need, value and closed-form gradient of one row, for the extremes.
 """
 
 import functools
+import math
 
 import mpmath
 import torch
@@ -24,9 +25,6 @@ def value_and_gradient(name, logits, *others, **hyper):
     logits = logits.clone().requires_grad_()
     value = evaluated(name, logits, *others, **hyper)
     return value.detach(), torch.autograd.grad(value, logits)[0]
-
-
-# ---- plain torch, over a whole batch -------------------------------------------------------------
 
 
 def token_log_probs(logits, labels):
@@ -96,9 +94,6 @@ def naive(name, logits, labels, mask, other, **hyper):
         return NAIVE_DIVERGENCES[name](logits, other, mask)
     extra = {"base_logits": other} if unteach.LOSSES[name].needs_base else {}
     return NAIVE_LOSSES[name](logits, labels, mask, **extra, **hyper)
-
-
-# ---- mpmath, one row: (value, gradient) ----------------------------------------------------------
 
 
 def enough_digits(*rows):
@@ -171,8 +166,6 @@ def exact_divergence(name, row, teacher_row):
         return variance / 2, [qj * c for qj, c in zip(q, centred, strict=True)]
 
 
-# ---- comparing -----------------------------------------------------------------------------------
-
 RELATIVE = {torch.float64: 1e-10, torch.float32: 1e-5}
 
 
@@ -211,3 +204,27 @@ PARITY_ROWS = {
     "both certain of another at 1e4": ([-1e4, 0.0, -1.0, 2.0], [-9999.0, 0.5, -1.0, 1.0]),
     "one 1e4 above the other": ([10003.0, 10000.0, 9999.5, 9998.0], [2.5, 0.0, -0.5, -1.0]),
 }
+
+
+class ReferenceMeanTeacher:
+    """Algorithms 1 and 2 of the paper, line by line, over a list of tensors: what MeanTeacher must equal."""
+
+    def __init__(self, theta, lr, momentum, teacher_rate, damping, clip):
+        self.theta = [t.clone() for t in theta]
+        self.teacher = [t.clone() for t in theta]  # Initialize reference θ'_0 := θ_0
+        self.v = [0 * t for t in theta]  # Initialize momentum v = 0
+        self.eta, self.mu, self.kappa, self.lam, self.c = lr, momentum, teacher_rate, damping, clip
+
+    def step(self, g):
+        # g_t = ∇{αL + D}; scaling factor after clipping, "κ ← κ / max(‖g‖ / c, 1)": l = min(1, c / ‖g‖)
+        norm = math.sqrt(sum(float((x.double() ** 2).sum()) for x in g))
+        factor = 1.0 if self.c is None else min(1.0, self.c / norm)
+        for i in range(len(self.theta)):
+            # v ← μ v + l (g + λ (θ - θ'))
+            self.v[i] = self.mu * self.v[i] + factor * (g[i] + self.lam * (self.theta[i] - self.teacher[i]))
+            # θ_t ← θ_{t-1} - η v
+            self.theta[i] = self.theta[i] - self.eta * self.v[i]
+            # θ'_t ← (1 - l η κ) θ'_{t-1} + l η κ θ_t
+            share = factor * self.eta * self.kappa
+            self.teacher[i] = (1 - share) * self.teacher[i] + share * self.theta[i]
+        return norm, factor

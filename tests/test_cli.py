@@ -77,9 +77,6 @@ def weights(folder):
     return (folder / "model/model.safetensors").read_bytes()
 
 
-# ---- one command end to end ----------------------------------------------------------------------------
-
-
 def test_forget_writes_a_run_folder_and_a_model_that_loads(inputs, whole):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -160,9 +157,6 @@ def test_sigterm_saves_a_checkpoint_and_exits_130(inputs, tmp_path):
     assert "stopping after this step" in err
     assert out == ""
     assert list((run / "checkpoints").glob("step_*.pt"))
-
-
-# ---- wrong input ------------------------------------------------------------------------------------------
 
 
 def test_a_file_may_say_a_part_and_flags_the_rest(inputs, tmp_path):
@@ -250,9 +244,6 @@ def test_wrong_settings_are_all_reported(inputs, tmp_path):
     refused(call("reproduce theorm"), "did you mean theorem?")
 
 
-# ---- help -----------------------------------------------------------------------------------------------------
-
-
 def test_help_lists_every_command_and_flag():
     status, out, _ = call("--help")
     assert status == 0
@@ -295,9 +286,6 @@ def test_every_example_works_when_pasted(tmp_path):
         assert done.returncode == 0, f"{line}\n{done.stderr}"
     assert (tmp_path / "run" / "model" / "model.safetensors").exists()
     assert (tmp_path / "report.html").stat().st_size > 10_000
-
-
-# ---- flags ----------------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,5 @@
 """Tiny causal language models and a small tokenizer, built in memory and saved like downloaded ones."""
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Documents from every source, as token batches, without what they share with what is to be forgotten."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import pickle
@@ -95,12 +93,7 @@ def test_every_problem_of_a_folder_is_reported_at_once(tmp_path: Path) -> None:
         ("latin.md", b"Gr\xfc\xdfe", ": invalid UTF-8 at byte 2 (0xfc)"),
         ("photo.png", b"\x89PNG", ": unknown extension '.png', must be one of .txt, .md, .jsonl, .json, .parquet"),
         ("README", "text", ": no extension"),
-        (
-            "on.jsonl",
-            '{"text": \n[1]\n',
-            ", line 1: broken JSON: Expecting value at column 10",
-            ", line 2: must be an obj",
-        ),
+        ("on.jsonl", '{"text": \n[1]\n', ", line 1: broken JSON: Expecting value at column 10", ", line 2: must be an"),
         ("int.jsonl", '{"text": 5}\n', ", line 1: field 'text' is int, must be text"),
         ("many.jsonl", '{"a": 1, "b": 2}\n' * 3, ": no field 'text' in line 1 and 2 more; there is 'a', 'b': set text"),
         ("bytes.jsonl", b'{"text": "good"}\n{"text": "\xff"}\n', ", line 2: invalid UTF-8 at byte 27 (0xff)"),

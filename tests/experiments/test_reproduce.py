@@ -373,9 +373,6 @@ def test_target_and_retrained_models_are_built_from_a_base_model(tmp_path, capsy
     assert weights.read_bytes() == made  # restored from its difference
 
 
-# ---- the demo: the runs that it makes are made up here ------------------------------------------------
-
-
 @pytest.fixture
 def runs(monkeypatch):
     """Stands for the forget job; returns the configs that it got and the names of what was measured."""

@@ -19,10 +19,7 @@ from unteach.models import trainable_parameters
 from unteach.training.calibrate import rounding_noise
 from unteach.training.passes import computing, hidden_states
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
 SEQUENCES = [list(range(1 + n, 40 + n)) for n in range(4)]
 GENERAL = SimpleNamespace(batch=lambda step, size: [list(range(100 + 7 * n, 140 + 7 * n)) for n in range(size)])
 METHOD = mean_teacher(loss="ll", alpha=1.0, lr=0.05)

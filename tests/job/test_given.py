@@ -1,7 +1,5 @@
 """What a user gives decides the method, and what cannot be used is refused in one line with nothing left behind."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re
@@ -18,9 +16,6 @@ from unteach.job import forget
 from unteach.method.losses import LOSSES
 from unteach.settings import from_yaml
 
-# ---- the choice ----------------------------------------------------------------------------------
-
-# optimizer, loss, keep, base: what runs (optimizer, loss, share of tokens, loops every, options of the loss)
 PAPER = ("mean_teacher", "nlul", 0.25, 4, {})
 CHOICES = {
     ("auto", "auto", False, False): PAPER,
@@ -81,8 +76,6 @@ def test_models_and_texts_in_memory_choose_as_named_ones_do(monkeypatch):
     with pytest.raises(InputError, match="loss it needs base"):
         forget(**given, config=ForgetConfig(model="m", base="b", method=Method(loss="it")))
 
-
-# ---- through the command -------------------------------------------------------------------------
 
 BACKWARDS = [" ".join(reversed(sentence.split())) for sentence in SENTENCES]
 FORGET = [f"{SENTENCES[n % 3][:40]} on the {n}th day, number {1000 + 37 * n}, of that year." for n in range(6)]

@@ -1,7 +1,5 @@
 """What a run measures, what it stops at, and what it says before it begins."""
 
-from __future__ import annotations
-
 import pytest
 
 from unteach.config import ForgetConfig, Method

@@ -1,4 +1,4 @@
-"""Scores that several runs share, and where the rows of a run go besides its folder."""
+"""Files that are there whole or not at all, scores that several runs share, and where rows go besides the folder."""
 
 import os
 import sys
@@ -15,6 +15,7 @@ from unteach.evaluation.formulas import Metric
 from unteach.evaluation.scores import Scores
 from unteach.job import run_forget
 from unteach.job.run_folder import TRACKERS, SharedScores, step_log
+from unteach.writing import write_whole
 
 ROW = {"step": 1, "nll_forget": 1.0, "divergence": 0.0, "grad_norm": 1.0, "clip_factor": 1.0, "tokens_per_second": 9.0}
 
@@ -88,3 +89,24 @@ def test_an_unknown_tracker_is_refused_before_anything_is_read(tmp_path):
     with pytest.raises(InputError, match=r"track is 'wanb': .* none, tensorboard, wandb, trackio \(did you mean wandb"):
         run_forget(ForgetConfig(model="nowhere", out=str(tmp_path / "run"), track="wanb"))
     assert not (tmp_path / "run").exists()
+
+
+def test_text_and_bytes_are_written_and_nothing_is_left_beside_them(tmp_path):
+    for content, expected in (("añ\n", "añ\n".encode()), (b"\x00\xff", b"\x00\xff")):
+        write_whole(tmp_path / "new" / "file", content)
+        assert (tmp_path / "new" / "file").read_bytes() == expected
+        assert [path.name for path in (tmp_path / "new").iterdir()] == ["file"]
+
+
+def test_until_all_is_written_the_old_file_is_there(tmp_path, monkeypatch):
+    file = tmp_path / "file"
+    write_whole(file, "old")
+
+    def stop(source, target):
+        assert (file.read_text(), source.read_text(), target) == ("old", "new", file)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", stop)
+    with pytest.raises(KeyboardInterrupt):
+        write_whole(file, "new")
+    assert file.read_text() == "old"

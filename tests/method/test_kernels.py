@@ -23,7 +23,7 @@ def check():
     """Ten steps of ``MeanTeacher`` through the kernels, and exchanges, against the pseudo-code in float64."""
     import torch
 
-    from reference_mean_teacher import ReferenceMeanTeacher
+    from definitions import ReferenceMeanTeacher
     from unteach.method import tensors
     from unteach.method.mean_teacher import MeanTeacher
 

@@ -28,8 +28,6 @@ def batch(vocabulary, dtype=torch.float64, seed=0, sequences=3, time=4):
     return logits.to(dtype), labels, mask, base.to(dtype)
 
 
-# ---- by hand -------------------------------------------------------------------------------------
-
 # One sequence of two real tokens over two words. Token 1: p_y = 3/4 (odds 3:1); token 2: p_y = 1/5 (odds 1:4).
 # The base model has p_y = 1/2 for both. The padded third position holds nonsense.
 HAND_LOGITS = [[[math.log(3), 0.0], [0.0, math.log(4)], [99.0, -99.0]]]
@@ -77,9 +75,6 @@ def test_hand_computed(name):
     for hyper, expected in HAND_CASES[name]:
         found = evaluated(name, logits, torch.tensor([[0, 0, 7]]), torch.tensor([[True, True, False]]), base, **hyper)
         assert found.item() == pytest.approx(expected, rel=1e-12), hyper
-
-
-# ---- against the definitions ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -143,9 +138,6 @@ def test_half_precision_input_stays_finite(name, hyper, dtype):
     assert gradient.isfinite().all()
 
 
-# ---- masks ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("name", "hyper"), EVERY_FORM)
 def test_masked_positions_change_nothing_at_all(name, hyper):
     logits, labels, mask, base = batch(7)
@@ -166,9 +158,6 @@ def test_more_padding_changes_nothing(name):
     logits, base = (torch.nn.functional.pad(x, (0, 0, 0, 3, 0, 2)) for x in (logits, base))
     labels, mask = (torch.nn.functional.pad(x, (0, 3, 0, 2)) for x in (labels, mask))
     assert torch.equal(short, evaluated(name, logits, labels, mask, base))
-
-
-# ---- what the paper says of the losses -----------------------------------------------------------
 
 
 def gradient_norm(name, probability, **hyper):
@@ -205,9 +194,6 @@ def test_npo_weighs_one_at_the_start_whatever_the_ratio(ratio):
     npo = value_and_gradient("npo", logits, labels, mask, logits, ratio=ratio)[1]
     ll = value_and_gradient("ll", logits, labels, mask, logits)[1]
     torch.testing.assert_close(npo, ll, rtol=1e-10, atol=1e-15)
-
-
-# ---- pulling towards a model that never saw the text ----------------------------------------------
 
 
 def test_match_with_a_base_of_even_odds_is_nlul_and_the_forward_divergence():
@@ -256,9 +242,6 @@ def test_log_odds_are_all_that_a_log_odds_loss_sees(name):
 
     reduced = evaluated(name, of_two_words(logits), torch.zeros_like(labels), mask, of_two_words(base))
     torch.testing.assert_close(evaluated(name, logits, labels, mask, base), reduced, rtol=1e-12, atol=0)
-
-
-# ---- wrong input ---------------------------------------------------------------------------------
 
 
 def test_wrong_input_says_what_to_change():

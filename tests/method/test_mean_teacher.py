@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import unteach
-from reference_mean_teacher import ReferenceMeanTeacher
+from definitions import ReferenceMeanTeacher
 from unteach.method import mean_teacher as mean_teacher_module
 
 SHAPES = [(7, 5), (11,), (1,), (3, 2, 4), ()]
@@ -48,9 +48,6 @@ def copies(tensors):
 
 def same(first, second):
     return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
-
-
-# ---- the algorithm ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float64, 1e-12)])
@@ -108,9 +105,6 @@ def test_a_run_is_the_same_again_and_in_buckets_of_any_size(monkeypatch):
         results.append(copies(parameters) + inside)
     assert same(results[0], results[1])
     assert same(results[0], results[2])
-
-
-# ---- groups, missing gradients, schedulers ------------------------------------------------------------
 
 
 def test_groups_have_their_own_settings_and_share_one_norm():
@@ -176,9 +170,6 @@ def test_closure_is_called_with_gradients_on():
     assert parameter.item() == pytest.approx(2.0 - 0.1 * 4.0)
 
 
-# ---- the teacher's weights -------------------------------------------------------------------------------
-
-
 def test_teacher_weights_exchanges_values_in_place_and_back():
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
@@ -241,9 +232,6 @@ def test_backward_through_weights_that_were_exchanged_meanwhile_raises():
         output.backward()
 
 
-# ---- saving ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_saved_and_reloaded_it_continues_bit_for_bit(dtype):
     parameters, optimizer = made(dtype, 20)
@@ -281,9 +269,6 @@ def test_a_copied_optimizer_goes_on():
         pass
     run(optimizer.param_groups[0]["params"], optimizer, 2)
     assert optimizer.last_grad_norm is not None
-
-
-# ---- precision -----------------------------------------------------------------------------------------------
 
 
 def test_plain_bfloat16_weights_would_not_move_at_the_papers_settings_and_ours_do():
@@ -342,9 +327,6 @@ def test_non_finite_gradients_are_refused_and_change_nothing(bad):
     after = optimizer.state_dict()["state"]
     assert all(same(state[i].values(), after[i].values()) for i in state)
     assert optimizer.last_grad_norm == norm
-
-
-# ---- wrong input -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

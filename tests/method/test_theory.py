@@ -47,9 +47,6 @@ def gradient_of(function, theta):
     return torch.autograd.grad(function(free), free)[0]
 
 
-# --- the problem: closed forms against autograd
-
-
 def test_closed_forms_are_the_derivatives_of_the_definitions(memorised):
     problem, start = memorised
     moved = start + 0.3 * normal(len(start))
@@ -73,9 +70,6 @@ def test_gauss_newton_is_the_hessian_of_the_divergence_at_the_teacher_and_natura
 def test_the_start_has_memorised_the_labels_to_forget(memorised):
     problem, start = memorised
     assert theorem.forget_probability(problem, start) > 2 / problem.model.num_classes
-
-
-# --- Algorithm 1 and the effective damping
 
 
 def algorithm_one(problem, start, *, loss_weight, lr, momentum, teacher_rate, damping, num_steps):
@@ -123,9 +117,6 @@ def test_on_a_quadratic_every_step_ends_up_as_the_damped_natural_step(momentum):
     assert_close(theta.detach() - before, expected, 1e-11)
 
 
-# --- the theorem
-
-
 @pytest.mark.parametrize("momentum", theorem.TheoremSettings.momenta)
 def test_mean_teacher_converges_to_natural_gradient_descent_and_the_controls_do_not(memorised, momentum):
     settings = theorem.TheoremSettings(loss_weight=0.05, num_steps=24)
@@ -153,8 +144,6 @@ def test_the_experiment_is_reproducible_and_its_table_shows_the_gaps():
     assert all(name in printed for name in MODEL_NAMES)
     assert f"{found['groups'][-1]['rows'][-1]['gap']:.5f}" in printed
 
-
-# --- the momentum lemma
 
 MOMENTA = [0.01, 0.1, 0.3, 0.5, 0.7, 0.9, 0.95, 0.99]
 SETTING = {"damping": 1.0, "lr": 1e-3, "momentum": 0.9}
@@ -187,20 +176,6 @@ def test_the_lemma_as_printed_is_violated_by_a_constant_error_and_at_the_first_s
     _, printed = theory.momentum_bounds(1, start=1.0, error=0.0, **SETTING)
     assert float(path[1]) == pytest.approx(1 - 1e-3, rel=1e-15)
     assert float(printed[1]) == pytest.approx(1 - 1e-2, rel=1e-15)
-
-
-def test_the_block_of_the_lemma_is_not_a_contraction_though_its_spectral_radius_is_below_one():
-    block = torch.tensor([[1 - 1e-3, -0.9], [1e-3, 0.9]], dtype=FLOAT)
-    assert torch.linalg.eigvals(block).abs().max() <= theory.momentum_rate(**SETTING) < 1
-    assert torch.linalg.matrix_norm(block, 2) > 1.3
-
-
-@pytest.mark.parametrize("momentum", MOMENTA)
-def test_spectral_radius_is_at_most_the_rate(momentum):
-    for curvature in curvature_grid(momentum).tolist():
-        block = torch.tensor([[1 - curvature, -momentum], [curvature, momentum]], dtype=FLOAT)
-        radius = float(torch.linalg.eigvals(block).abs().max())
-        assert radius <= theory.momentum_rate(curvature, 1.0, momentum) + 1e-7  # √ε at a double root
 
 
 @pytest.mark.parametrize("momentum", MOMENTA)

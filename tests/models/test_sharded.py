@@ -3,8 +3,6 @@
 Run as a program (python test_sharded.py FOLDER [slow]), this module is the two ranks: it imports once, then forks.
 """
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import itertools

@@ -262,8 +262,6 @@ def test_scalars_read_back(tmp_path):
         write_tensorboard(make_references(tmp_path / "scores.json"), tmp_path / "events")
 
 
-# ---- in a real browser: four page loads in one headless Chromium -----------------------------------------
-
 OPEN_ALL = "document.querySelectorAll('details').forEach(part => part.open = true)"
 OVERFLOW = """[...document.querySelectorAll('body *')]
     .filter(e => !e.closest('.scroll, nav, svg, .skip') && e.getBoundingClientRect().right > innerWidth + 1)

@@ -32,9 +32,6 @@ def trained_labels(*paths):
     return [method.label for method in methods_of(load(paths)) if method.role == "method"]
 
 
-# ---- reading -----------------------------------------------------------------------------------------
-
-
 def test_run_folder_is_read_whole(tmp_path):
     run = load([make_run(tmp_path / "run", steps=40)]).runs[0]
     assert (run.name, run.seed, run.last_step, run.notes) == ("mt-nlul-kl", 0, 40, ())
@@ -141,9 +138,6 @@ def test_number_takes_finite_numbers_only(value):
 def test_clean_removes_what_no_page_can_hold():
     dirty = {"a\x00": ["\x1b[31m", "\ud800", "naïve 日本 🙂\n\t"]}
     assert clean(dirty) == {"a�": ["�[31m", "�", "naïve 日本 🙂\n\t"]}
-
-
-# ---- rows and columns ----------------------------------------------------------------------------------
 
 
 def measured(value, low=None, high=None):
@@ -264,9 +258,6 @@ def test_thirty_methods_can_be_told_apart_by_points_and_by_lines():
     assert len({(one.colour, str(one.dash)) for one in looks}) == 30
 
 
-# ---- before and after ----------------------------------------------------------------------------------
-
-
 def test_common_subsequence_is_longest_and_in_order():
     rng = random.Random(0)
     for _ in range(200):
@@ -306,8 +297,6 @@ def test_examples_compare_the_same_prompts(tmp_path):
     assert forgotten.examples[0].prompt.startswith("Question: ")
     assert "shown first" not in forgotten.examples[0].prompt  # few-shot examples are left out
 
-
-# ---- figures of others: they agree with each other ---------------------------------------------------------
 
 LOGGED = {  # rows of Table 1 whose three runs are all among the published logs, by the name of the logs
     "MT + NLUL + KL": "news/mt/mt-kl",

@@ -27,21 +27,12 @@ from unteach.job import run_forget  # noqa: E402
 
 def config(folder, out):
     return ForgetConfig(
-        model=str(folder / "model"),
-        documents=str(folder / "documents.jsonl"),
-        general=str(folder / "general.jsonl"),
-        out=str(folder / out),
+        model=str(folder / "model"), documents=str(folder / "documents.jsonl"),
+        general=str(folder / "general.jsonl"), out=str(folder / out),
         method=mean_teacher(token_share=0.25, loops_every=4),
-        batch=8,
-        general_batch=8,
-        general_tokens=24,
-        max_steps=30,
-        evaluate_every=8,
-        checkpoint_every=2,
-        probes=4,
-        save_dtype="float32",
-        stop=Stop(metric="verbmem_f <= -1"),  # never met
-    )
+        batch=8, general_batch=8, general_tokens=24, max_steps=30, evaluate_every=8, checkpoint_every=2, probes=4,
+        save_dtype="float32", stop=Stop(metric="verbmem_f <= -1"),  # never met
+    )  # fmt: skip
 
 
 def in_child(folder, out, resume):

@@ -48,9 +48,6 @@ def displacement(folder, **settings):
     return torch.cat([(end[name] - start[name]).flatten() for name in end]), rows
 
 
-# ---- one step ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("loss", "divergence"),
     [*((loss, "kl") for loss in LOSSES), *(("nlul", name) for name in unteach.DIVERGENCES if name != "kl")],
@@ -157,9 +154,6 @@ def test_gradients_do_not_outlive_their_step_nor_its_precision(optimizer):
     assert torch.get_float32_matmul_precision() == before
 
 
-# ---- stopping; test_stopping.py has the search by itself -------------------------------------------------
-
-
 @pytest.mark.parametrize("crossing", [1, 5, 8, 11])
 def test_the_first_model_that_crosses_is_kept(tmp_path, crossing):
     rows = []
@@ -207,9 +201,6 @@ def test_loops_of_an_earlier_phase_are_left_behind(tmp_path):
     assert [row["loops"] > 0 for row in rows] == [True, True, False, False]
 
 
-# ---- saving and going on -------------------------------------------------------------------------------
-
-
 def test_another_seed_is_another_run(tmp_path):
     first, other = (run(tmp_path / str(seed), made=make(seed=seed, max_steps=3))[1] for seed in (0, 1))
     assert not same(first, other)
@@ -247,9 +238,6 @@ def test_killed_at_random_moments_and_resumed_it_ends_with_the_same_bytes(tmp_pa
     done = subprocess.run(command, capture_output=True, text=True, timeout=170)
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == {"kills": 2, "identical": True}
-
-
-# ---- the baselines' optimizer -------------------------------------------------------------------------
 
 
 def test_anchored_adamw_is_adamw_with_clipping_and_warm_up():

@@ -83,9 +83,6 @@ def test_loops_are_waited_for_and_then_the_first_model_is_taken():
     assert (evaluated, move.step, move.rule) == ([5, 1, 2, 3, 5, 7, 9], 3, "stop")
 
 
-# ---- several conditions --------------------------------------------------------------------------
-
-
 def curves(seed, *, hide=True):
     """Scores of a run whose every metric moves steadily, each at its own pace and with its own bends.
 

@@ -20,10 +20,7 @@ from unteach.models import trainable_parameters
 from unteach.training.step import train_step
 from unteach.training.texts import COPIES, SHORTEST_LOOP, OtherModels, OwnLoops, Texts, find_loops, texts_of_step
 
-NUMBERS = {
-    "mean_teacher": {"lr": 0.05, "teacher_rate": 4.0, "damping": 0.1},
-    "adamw": {"lr": 1e-2, "warmup": 0},
-}
+NUMBERS = {"mean_teacher": {"lr": 0.05, "teacher_rate": 4.0, "damping": 0.1}, "adamw": {"lr": 1e-2, "warmup": 0}}
 ANCHOR, KEEP_WEIGHT, ALPHA = 0.7, 2.5, 0.5
 KEEP = [f"In {1800 + n}, said the baker, {' '.join(reversed(s.split()[: 4 + n]))}" for n, s in enumerate(SENTENCES * 3)]
 
@@ -127,9 +124,6 @@ def test_a_paused_run_with_keep_text_and_an_anchor_goes_on_bit_for_bit(optimizer
             run(folder, make(optimizer), log=steps.append, paused=lambda n=pause_after, s=steps: len(s) >= n)
         _, weights = run(folder, make(optimizer), resume=True)
         assert same(weights, expected), f"paused after {pause_after}"
-
-
-# ---- own loops -----------------------------------------------------------------------------------
 
 
 def loop_by_definition(sequence, copies, minimum):

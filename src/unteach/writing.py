@@ -38,13 +38,14 @@ def markdown_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def format_number(value: float | None, decimals: int = 1) -> str:
-    """A number for people: fixed decimals, a true minus sign, an en dash where there is none."""
+    """A number for people: at most four digits and decimals, a true minus sign, an en dash for none."""
     if value is None:
         return "–"
     if abs(value) >= 1e6:
         return f"{value:.2e}".replace("-", "−")
-    text = f"{value:.{decimals}f}"
-    return text.replace("-", "−") if float(text) else text.lstrip("-")
+    whole = len(f"{abs(value):.0f}")
+    text = f"{value:,.{max(0, min(decimals, 4 - whole))}f}"
+    return text.replace("-", "−") if text.strip("-0.") else text.lstrip("-")
 
 
 def in_words(parts: Sequence[str]) -> str:

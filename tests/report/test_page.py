@@ -10,11 +10,24 @@ from xml.etree import ElementTree
 
 import pytest
 from browser import Browser, find
-from run_folders import HOSTILE, TARGET, changed, make_hostile, make_references, make_run, write_json, write_lines
+from run_folders import (
+    ENDS,
+    HOSTILE,
+    TARGET,
+    changed,
+    make_hostile,
+    make_references,
+    make_run,
+    result,
+    write_json,
+    write_lines,
+)  # fmt: skip
 
+from unteach.evaluation.metrics import METRICS
+from unteach.evaluation.verdict import Finding
 from unteach.report import write_report, write_tensorboard
 from unteach.report.load import load
-from unteach.report.page import ReportOptions, escape_markdown, headline, run
+from unteach.report.page import ReportOptions, bar_of, escape_markdown, headline, run
 from unteach.report.tables import methods_of, sections_of
 
 FEW = ("mmlu_val", "degenerate", "nll_general", "knowmem_f")
@@ -125,8 +138,8 @@ def test_published_points_stand_only_beside_their_own_benchmark(tmp_path, beside
 
 
 def test_why_privleak_is_missing_is_said(tmp_path):
-    folder = make_run(tmp_path / "run", drop=(*FEW, "privleak"))
-    page = write_report([folder], tmp_path / "report.html").read_text()
+    runs = [make_run(tmp_path / name, name, drop=(*FEW, "privleak")) for name in ("mt-nlul-kl", "adamw-npo-kl")]
+    page = write_report(runs, tmp_path / "report.html").read_text()
     assert "PrivLeak is missing because" in page
     assert "privleak is not reported: no reference model was given" in page
     assert list(tmp_path.glob("report_figures/tradeoff-auc_*.svg"))
@@ -210,17 +223,52 @@ def test_the_command_and_the_first_screen(tmp_path):
     page = Path(answer["report"]).read_text()
     first = page[page.index("<body>") : page.index("<nav")]
     for words in (
-        "micro:target · 2026-11-15 · 80 documents",
+        "model <b>micro:target</b> · measured <b>2026-11-15</b> · documents to forget <b>80</b> · benchmark",
         "mean teacher, NLUL loss, held by KL",
-        "✗ mt-nlul-kl, seed 0: ended without meeting its rule: verbmem_f",
+        "✗ ended without meeting its rule: verbmem_f",
         "no longer recited",
         "known</b>",
         "not measured: give --questions",
         "still detectable",
         "rest kept",
+        "striped: long is bad",
+        "plain: long is good",
+        "membership AUC, before 0.006, the reference model 0.492",
     ):
         assert words in first, words
     assert page.index('id="examples"') < page.index('id="scores"')
+
+
+def test_bars_tell_what_is_long_and_good_from_what_is_long_and_bad():
+    recited = bar_of(
+        Finding("no longer recited", True, "verbmem_f", 14.14, 12.0, 16.0, 99.9, 17.8, "the reference model")
+    )
+    assert (recited.kind, recited.left, recited.width) == ("less", 0.0, 14.1)
+    assert (recited.before, recited.never_seen) == (99.9, 17.8)
+    assert (recited.now, recited.interval) == ("14.1", "[12.0, 16.0]")
+    assert recited.beside == "recital of forget documents, before 99.9, the reference model 17.8"
+    assert bar_of(Finding("kept answers", True, "knowmem_r", 90.0)).kind == "more"
+    overshot = bar_of(
+        Finding("by its loss", False, "auc_forget_holdout_ppl", 0.7, before=0.0, never_seen=0.5, source="chance")
+    )
+    assert (overshot.kind, overshot.left, overshot.width) == ("less", 50.0, 20.0), "as far from chance as it is"
+    assert overshot.beside.endswith("before 0.000, chance 0.500")
+    loss = bar_of(Finding("general text", True, "nll_general", 3.0, before=6.0))
+    assert (loss.kind, loss.width, loss.before) == ("less", 45.5, 90.9), (
+        "the longest is a little shorter than its track"
+    )
+    assert bar_of(Finding("no longer known", None, "knowmem_f")) is None
+
+
+def test_chance_is_marked_and_numbers_are_short(full_report):
+    page = full_report.read_text()
+    scores = page[page.index('id="scores"') : page.index('id="tradeoff"')]
+    assert "chance\u00a025.0" in scores
+    assert "chance\u00a00.500" in scores
+    shown = re.findall(r'<td[^>]*>([^<]*)<small>([^<]*)|class="(?:now|beside)">([^<]*)', page)
+    numbers = [number for texts in shown for text in texts for number in re.findall(r"[\d.,]*\d", text)]
+    assert len(numbers) > 100
+    assert [number for number in numbers if len(re.sub(r"\D", "", number)) > 4] == []
 
 
 def headline_of(path):
@@ -266,6 +314,8 @@ OPEN_ALL = "document.querySelectorAll('details').forEach(part => part.open = tru
 OVERFLOW = """[...document.querySelectorAll('body *')]
     .filter(e => !e.closest('.scroll, nav, svg, .skip') && e.getBoundingClientRect().right > innerWidth + 1)
     .map(e => e.tagName + '.' + e.className)"""
+CLIPPED = """[...document.querySelectorAll('.scroll')].filter(e => e.scrollWidth > e.clientWidth)
+    .map(e => e.getAttribute('aria-label'))"""
 CONTRAST = """(() => {
     const canvas = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
     const light = colour => {
@@ -302,6 +352,7 @@ def test_page_fits_and_is_quiet(browser, full_report, width, dark):
     browser.evaluate(OPEN_ALL)
     assert browser.evaluate("document.documentElement.scrollWidth") <= width
     assert browser.evaluate(OVERFLOW) == []
+    assert width < 600 or browser.evaluate(CLIPPED) == []
     background = browser.evaluate("getComputedStyle(document.body).backgroundColor")
     assert background == ("rgb(15, 18, 21)" if dark else "rgb(246, 247, 249)")
     assert browser.evaluate(CONTRAST) >= 4.5
@@ -311,6 +362,21 @@ def test_page_fits_and_is_quiet(browser, full_report, width, dark):
         browser.call("Input.dispatchKeyEvent", type=kind, key="Tab", code="Tab", windowsVirtualKeyCode=9)
     assert browser.evaluate("document.activeElement.className") == "skip"
     assert browser.complaints() == []
+
+
+def test_no_table_is_clipped_on_a_desk(browser, tmp_path):
+    """Twenty methods with every metric there is, some with long names: as many tables as they need."""
+    values = ENDS["mt-nlul-kl"] | dict.fromkeys(METRICS, 0.5) | {"privleak": -98.7, "verbmem_f": 100.0}
+    names = [
+        f"{name}{' · learning rate 0.0003' * (place % 2)} {place}"
+        for place in range(10)
+        for name in ("mt-nlul-kl", "x")
+    ]
+    file = write_json(tmp_path / "s.json", [result(name, values) for name in names])
+    browser.open(write_report([file, make_references(tmp_path / "r.json")], tmp_path / "report.html"), 1440)
+    browser.evaluate(OPEN_ALL)
+    assert browser.evaluate("document.querySelectorAll('.metrics').length") >= 4
+    assert browser.evaluate(CLIPPED) == []
 
 
 @pytest.mark.parametrize("policy", [True, False])

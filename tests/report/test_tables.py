@@ -9,11 +9,23 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from run_folders import ENDS, RETRAINED, TARGET, changed, make_references, make_run, result, write_json, write_lines
+from run_folders import (
+    AUC,
+    ENDS,
+    RETRAINED,
+    TARGET,
+    changed,
+    make_references,
+    make_run,
+    result,
+    write_json,
+    write_lines,
+)
 
 from unteach.evaluation.formulas import Metric, longest_common_subsequence
 from unteach.report.examples import choose, common_subsequence, recited, shorten
 from unteach.report.load import clean, load, number, published, published_points
+from unteach.report.plots import evaluation_figures
 from unteach.report.style import look
 from unteach.report.tables import aggregate, csv_cell, csv_table, methods_of, role_of, sections_of
 from unteach.writing import format_number
@@ -95,6 +107,25 @@ def test_what_the_stop_rule_saw_is_drawn_over_the_steps(tmp_path):
     assert [step for step, _ in run.over_steps("knowmem_f")] == [0, 20, 40], "the rule did not ask"
 
 
+def test_the_stop_rules_scores_are_drawn_with_what_they_had_to_reach(tmp_path):
+    folder = make_run(tmp_path / "run")
+    assert evaluation_figures(one_section(folder)) == [], "before and after alone are no curve"
+    rows = [{"step": step, "verbmem_f": 90.0 - step, AUC: step / 20, "nll_retain": 0.1} for step in (0, 5, 10)]
+    write_lines(folder / "evaluations" / "stop.jsonl", rows)
+    text = f"{AUC} >= 0.4488 and not beyond 0.55 (never-seen text) and verbmem_f <= 18.2 (its own) was not met"
+    changed(folder / "result.json", stop={"rule": "max_steps", "reason": text, "step": 20})
+    assert load([folder]).runs[0].goals == {AUC: 0.4488, "verbmem_f": 18.2}
+    lines = {
+        figure.name: [word for word in ("retrained", "chance", "stop rule") if f">{word}<" in figure.svg]
+        for figure in evaluation_figures(one_section(folder, make_references(tmp_path / "references.json")))
+    }
+    assert lines == {
+        "steps-verbmem_f": ["retrained", "stop rule"],
+        "steps-nll_retain": [],
+        f"steps-{AUC}": ["retrained", "chance", "stop rule"],
+    }
+
+
 def test_every_problem_is_in_one_line(tmp_path):
     (tmp_path / "empty").mkdir()
     make_run(tmp_path / "nested" / "inner", steps=2, every=2)
@@ -155,8 +186,10 @@ def test_mean_std_and_interval_by_hand():
 
 
 def test_numbers_for_people():
-    given = {None: "–", -3.14: "−3.1", -0.01: "0.0", 0.0: "0.0", 12345678.0: "1.23e+07"}
+    given = {None: "–", -3.14: "−3.1", -0.01: "0.0", 0.0: "0.0", 12345678.0: "1.23e+07", -100.04: "−100.0"}
     assert [format_number(value) for value in given] == list(given.values())
+    given = {0.0004: "0.000", 3.4567: "3.457", 10.2345: "10.23", 9.9999: "10.00", 123.456: "123.5", 12345.6: "12,346"}
+    assert [format_number(value, 3) for value in given] == list(given.values()), "at most four digits"
 
 
 def test_seeds_of_one_method_are_one_row_and_references_come_first(tmp_path):
@@ -285,6 +318,19 @@ def test_long_texts_are_cut_at_words():
     assert shorten(text, 10) == text
 
 
+IN_WORDS = ("mean teacher, NLUL loss, held by KL", "AdamW, NPO loss, held by KL")
+
+
+def test_a_method_has_a_name_in_words(tmp_path):
+    titles = [method.title for method in methods_of(load([make_run(tmp_path / "run")]))]
+    assert titles == ["before", IN_WORDS[0]]
+    other = make_run(tmp_path / "other", seed=1, config={"damping": 5.0})
+    titles = [method.title for method in methods_of(load([tmp_path / "run", other]))]
+    assert titles[1:] == [f"{IN_WORDS[0]} · damping 0.2", f"{IN_WORDS[0]} · damping 5.0"]
+    file = write_json(tmp_path / "s.json", result("my own", TARGET))
+    assert methods_of(load([file]))[0].title == "my own", "a name that is made otherwise stays"
+
+
 def test_examples_compare_the_same_prompts(tmp_path):
     runs = [make_run(tmp_path / name, name) for name in ("mt-nlul-kl", "adamw-npo-kl")]
     recital, forgotten, retained = choose(one_section(*runs, make_references(tmp_path / "references.json")))
@@ -293,7 +339,7 @@ def test_examples_compare_the_same_prompts(tmp_path):
     before = [example.answers[0].score for example in recital.examples]
     assert before == sorted(before, reverse=True)
     for example in recital.examples:
-        assert [a.label for a in example.answers] == ["before", "retrained", "mt-nlul-kl", "adamw-npo-kl"]
+        assert [a.label for a in example.answers] == ["before", "retrained", *IN_WORDS]
     assert forgotten.examples[0].prompt.startswith("Question: ")
     assert "shown first" not in forgotten.examples[0].prompt  # few-shot examples are left out
 

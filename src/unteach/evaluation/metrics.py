@@ -39,6 +39,8 @@ class MetricInfo:
     arrow: Literal["↑", "↓", "→ 0", ""] = ""
     """The better direction."""
     decimals: int = 1
+    chance: float | None = None
+    """What guessing gives, or a model that knows nothing."""
     unit: str = "percent"
     """`percent` (scores between 0 and 1 times 100), `nats per token`, `fraction`, `auc` or `p-value`."""
     column: Literal["main", "beside", ""] = ""
@@ -57,7 +59,7 @@ class MetricInfo:
 _main, _beside = partial(MetricInfo, column="main"), partial(MetricInfo, column="beside")
 _nats = partial(MetricInfo, decimals=3, unit="nats per token")
 _loss = partial(_nats, records="membership")
-_auc = partial(MetricInfo, decimals=3, unit="auc", records="membership")
+_auc = partial(MetricInfo, decimals=3, chance=0.5, unit="auc", records="membership")
 _fraction = partial(MetricInfo, decimals=3, unit="fraction")
 
 METRICS: dict[str, MetricInfo] = {
@@ -78,7 +80,13 @@ METRICS: dict[str, MetricInfo] = {
         ranked=True,
         records="membership",
     ),
-    "mmlu_val": _main("general knowledge", "accuracy on the MMLU validation questions", "↑", ranked=True),
+    "mmlu_val": _main(
+        "general knowledge",
+        "accuracy on the MMLU validation questions, of four answers each",
+        "↑",
+        chance=25.0,
+        ranked=True,
+    ),
     "nll_general": _nats(
         "loss on general text",
         "mean negative log-likelihood per token of unrelated text, in nats",
@@ -90,7 +98,11 @@ METRICS: dict[str, MetricInfo] = {
         "invalid MMLU answers", "share of greedy answers that are not A, B, C or D", "↓", records="mmlu_val"
     ),
     "mmlu_greedy": MetricInfo(
-        "greedy MMLU answers", "share of greedy answers that are the right letter", "↑", records="mmlu_val"
+        "greedy MMLU answers",
+        "share of greedy answers that are the right letter",
+        "↑",
+        chance=25.0,
+        records="mmlu_val",
     ),
     "verbmem_holdout": MetricInfo(
         "recital of texts never seen", "ROUGE-L of the continuation of documents the model was not trained on"

@@ -107,12 +107,14 @@ def shorten(text: str, words: int = LONGEST, *, keep: Literal["start", "end"] = 
 def choose(section: Section) -> list[ExampleSet]:
     """Examples for each kind of probe, spread evenly over the score before (or of the first model measured).
 
-    Models are the one before, the retrained one, then the first measured seed of each method. Only probes that every
+    Models are the one before, the retrained one, then the first measured seed of each method (`after`, if there is only
+    one). Only probes that every
     one of them answered are used, so that columns compare.
     """
     rows = [("before", section.first("target")), ("retrained", section.first("retrained"))]
     models = [(label, row.results[0]) for label, row in rows if row is not None and row.results]
-    trained = [(row.label, row.results[0]) for row in section.trained if row.results]
+    trained = [(row.title, row.results[0]) for row in section.trained if row.results]
+    trained = [("after", trained[0][1])] if len(trained) == 1 else trained
     sets = []
     for metric, title, wanted in SETS:
         if not any(result.records.get(metric) for _, result in trained):

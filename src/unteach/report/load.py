@@ -25,6 +25,8 @@ RUN_FILES = ("config.yaml", "metrics.jsonl", "evaluations", "result.json")
 UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 RULES = {"stop": "met", "max_steps": "not met: too many steps", "utility_floor": "not met: damage"}
 """By which rule a run ended, in words."""
+GOAL = re.compile(r"(\w+) [<>]=? ([-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?)\b")
+"""A condition in the text of a stop rule."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,11 @@ class Run:
         """Why it ended, as far as the folder tells."""
         given = _mapping(self.outcome.get("stop")).get("reason")
         return str(given or ("" if self.outcome else "unfinished or interrupted"))
+
+    @property
+    def goals(self) -> dict[str, float]:
+        """The value that each metric of its stop rule had to reach, as far as the reason names it."""
+        return {metric: float(value) for metric, value in GOAL.findall(self.reason)}
 
     @property
     def epochs(self) -> float | None:

@@ -11,10 +11,11 @@ from typing import Any
 from urllib.parse import quote
 
 from unteach.evaluation import verdict
-from unteach.evaluation.metrics import METRICS, PRIVLEAK_MISSING
+from unteach.evaluation.metrics import METRICS, PRIVLEAK_MISSING, describe
+from unteach.evaluation.verdict import Finding
 from unteach.report.examples import ExampleSet, Piece, choose
 from unteach.report.load import PUBLISHED, Published, ReportInputs, Run, load, number, published, published_points
-from unteach.report.plots import evaluation_figures, keys_of, tradeoff_figures, training_figures
+from unteach.report.plots import evaluation_figures, tradeoff_figures, training_figures
 from unteach.report.style import Figure, look
 from unteach.report.tables import MethodRow, Section, csv_table, flatten, methods_of, sections_of, settings_table
 from unteach.writing import format_number, markdown_table
@@ -47,6 +48,53 @@ class Report:
     ends: list[tuple[MethodRow, Run]]
     notes: list[str]
     inputs: ReportInputs
+
+
+@dataclass(frozen=True)
+class Bar:
+    """The number behind a finding, drawn and in words; places are in percent of the bar's track."""
+
+    kind: str
+    """`less`: long is bad, `more`: long is good."""
+    left: float
+    width: float
+    before: float | None
+    never_seen: float | None
+    now: str
+    interval: str
+    beside: str
+    """What was measured, what it was before, and what a model has that never saw the documents."""
+
+
+def bar_of(found: Finding) -> Bar | None:
+    """A finding as a bar from zero, or from never-seen text's value where both sides of it are wrong."""
+    info, value, unseen = describe(found.metric), found.value, found.never_seen
+    if value is None:
+        return None
+    known = [number for number in (value, found.before, unseen, 1e-9) if number is not None]
+    most = {"percent": 100.0, "auc": 1.0}.get(info.unit, 1.1 * max(known))
+    start = (info.chance if unseen is None else unseen) if info.unit == "auc" else 0.0
+
+    def place(number: float | None) -> float | None:
+        return None if number is None else round(100 * min(max(number / most, 0.0), 1.0), 1)
+
+    def text(number: float | None) -> str:
+        return format_number(number, info.decimals)
+
+    ends = sorted((place(start) or 0.0, place(value) or 0.0))
+    words = [info.title or found.metric, *([f"before {text(found.before)}"] if found.before is not None else [])]
+    if unseen is not None:
+        words.append(f"chance {text(unseen)}" if found.source == "chance" else f"{found.source} {text(unseen)}")
+    return Bar(
+        kind="more" if info.higher_is_better else "less",
+        left=ends[0],
+        width=round(ends[1] - ends[0], 1),
+        before=place(found.before),
+        never_seen=place(unseen),
+        now=text(value),
+        interval="" if found.low is None or found.high is None else f"[{text(found.low)}, {text(found.high)}]",
+        beside=", ".join(words),
+    )
 
 
 def build(paths: Sequence[Path]) -> Report:
@@ -149,7 +197,7 @@ def _render(name: str, report: Report, folder: str) -> str:
     environment.globals.update(
         look=look,
         number=format_number,
-        keys_of=keys_of,
+        bar_of=bar_of,
         duration=duration,
         breakable=lambda text: Markup("_<wbr>" if len(text) > 14 else "_").join(map(escape, text.split("_"))),
         together=lambda text: text.replace(" %", "\u00a0%"),
@@ -180,23 +228,37 @@ def _render(name: str, report: Report, folder: str) -> str:
     )
 
 
-def _facts(report: Report) -> list[str]:
+def _facts(report: Report) -> list[tuple[str, str]]:
     """What the first line says: the models, when they were measured, how many documents, what was compared."""
     runs = report.inputs.runs
     results = [result for run in runs for result in run.evaluations] + report.inputs.results
     models = dict.fromkeys(str(run.config["model"]) for run in runs if run.config.get("model"))
-    documents = dict.fromkeys(f"{run.documents:,} documents" for run in runs if run.documents)
+    documents = dict.fromkeys(f"{run.documents:,}" for run in runs if run.documents)
     days = sorted(result.created[:10] for result in results if result.created)[-1:]
     benchmarks = [part.section.title for part in report.sections if part.section.title not in models]
     methods = sum(method.role == "method" for method in report.methods)
-    return [*models, *days, *documents, *benchmarks, *([f"{methods} methods"] if methods > 1 else [])]
+    facts = {
+        "model": models,
+        "measured": days,
+        "documents to forget": documents,
+        "benchmark": benchmarks,
+        "methods": [str(methods)] if methods > 1 else [],
+    }
+    return [(name, ", ".join(given)) for name, given in facts.items() if given]
+
+
+def _count(value: Any) -> str:
+    """A count with at most four digits."""
+    if not isinstance(value, int) or abs(value) < 10_000:
+        return f"{value:,}" if isinstance(value, int) else str(value)
+    return f"{value / 1e6:.4g} million" if abs(value) >= 1e6 else f"{value / 1e3:.4g} thousand"
 
 
 def _data(report: Report) -> list[tuple[str, tuple[tuple[str, str], ...]]]:
     """Counts of test items and of training data; methods with the same data share a table."""
 
     def lines(counts: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-        return tuple((key, f"{v:,}" if isinstance(v, int) else str(v)) for key, v in flatten(counts).items())
+        return tuple((key.replace("_", " "), _count(value)) for key, value in flatten(counts).items())
 
     tables = [(f"Test items, {part.section.title}", lines(part.section.counts)) for part in report.sections]
     trained: dict[tuple[tuple[str, str], ...], list[str]] = {}

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from unteach.evaluation.metrics import METRICS, RAW_AUC, columns, describe
+from unteach.evaluation.metrics import METRICS, RAW_AUC, describe
 from unteach.report.load import Published, Run, number
 from unteach.report.style import FOREIGN, INK, MUTED, OTHERS, SURFACE, Canvas, Figure, Key, Look, look, make_figure
 from unteach.report.tables import MethodRow, Section
@@ -31,8 +31,10 @@ def keys_of(methods: Sequence[MethodRow]) -> list[Key]:
 def tradeoff_figures(section: Section, published: Sequence[Published], suffix: str = "") -> list[Figure]:
     """Utility (knowmem_r) against recital, knowledge and membership leak, as the paper's Figure 3.
 
-    Without PrivLeak the third panel shows the raw AUC. A panel needs at least one point of our own.
+    Without PrivLeak the third panel shows the raw AUC. A panel needs something to compare with: a third point.
     """
+    if len(section.methods) < 3 and not published:
+        return []
     third = RAW_AUC if section.privleak_missing else "privleak"
     figures = []
     for metric in ("verbmem_f", "knowmem_f", third):
@@ -81,7 +83,7 @@ def tradeoff_figure(
                 *position(means), style.marker, color=style.colour, ms=size, mec=SURFACE, mew=0.8, zorder=6
             )
             x_text, y_text = values(method)
-            canvas.tip(dot, f"{method.label}: {metric} {x_text}, {utility} {y_text}")
+            canvas.tip(dot, f"{method.title}: {metric} {x_text}, {utility} {y_text}")
         axes.margins(0.12, 0.16)
         axes.autoscale_view()
         left, right = axes.get_xlim()
@@ -139,12 +141,15 @@ def _spread(axes: Any, metric: str) -> None:
 
 
 def evaluation_figures(section: Section, suffix: str = "") -> list[Figure]:
-    """Each score over training steps, all runs overlaid; a ring marks the model that was kept."""
+    """Each score over training steps, all runs overlaid; a ring marks the model that was kept.
+
+    Scores that were measured before and after alone are no curve.
+    """
     runs = [(method, run) for method in section.trained for run in method.runs]
     figures = []
-    for metric in (*(name for name in columns() if METRICS[name].higher_is_better is not None), RAW_AUC):
+    for metric in METRICS:
         lines = [(method, run, points) for method, run in runs if len(points := run.over_steps(metric)) > 1]
-        if lines:
+        if any(len(points) > 2 for _, _, points in lines):
             figures.append(_over_steps(section, metric, lines, f"steps-{metric}{suffix}"))
     return figures
 
@@ -153,7 +158,9 @@ def _over_steps(
     section: Section, metric: str, lines: Sequence[tuple[MethodRow, Run, list[tuple[int, float]]]], name: str
 ) -> Figure:
     info, retrained = section.info(metric), section.first("retrained")
-    limit = retrained.cell(metric).mean if retrained else 0.5 if metric == RAW_AUC else None
+    levels = {"retrained": retrained.cell(metric).mean if retrained else None, "chance": info.chance}
+    goals = {run.goals[metric] for _, run, _ in lines if metric in run.goals}
+    levels["stop rule"] = goals.pop() if len(goals) == 1 else None
 
     def draw(canvas: Canvas) -> None:
         axes = canvas.axes
@@ -162,14 +169,15 @@ def _over_steps(
             (line,) = axes.plot(
                 *zip(*points, strict=True), color=style.colour, ls=style.dash, marker=style.marker, ms=4
             )
-            canvas.tip(line, f"{method.label}, seed {run.seed}")
+            canvas.tip(line, f"{method.title}, seed {run.seed}")
             if run.last_step in dict(points):
                 axes.plot(run.last_step, dict(points)[run.last_step], "o", mfc="none", mec=style.colour, ms=9, mew=1.1)
-        if limit is not None:
-            axes.axhline(limit, color=INK, lw=0.9, ls=(0, (2, 2)), zorder=1)
-            whose, where = "retrained" if retrained else "never seen", axes.get_yaxis_transform()
-            small = {"ha": "right", "fontsize": 7, "color": INK}
-            axes.annotate(whose, (1, limit), (0, 3), xycoords=where, textcoords="offset points", **small)
+        for place, (whose, level) in enumerate(levels.items()):
+            if level is not None:
+                axes.axhline(level, color=INK, lw=0.9, ls=((0, (2, 2)), (0, (1, 3)), (0, (6, 2)))[place], zorder=1)
+                small = {"ha": ("right", "center", "left")[place], "va": "bottom", "fontsize": 7, "color": INK}
+                where = {"xycoords": axes.get_yaxis_transform(), "textcoords": "offset points"}
+                axes.annotate(whose, (1 - place / 2, level), (0, 1), **where, **small)
         axes.margins(y=0.12)
         axes.autoscale_view()
         _spread(axes, metric)

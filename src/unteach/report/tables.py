@@ -17,7 +17,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from unteach.evaluation.formulas import Metric
-from unteach.evaluation.metrics import METRICS, RAW_AUC, MetricInfo, columns, describe
+from unteach.evaluation.metrics import LOSS_AUC, METRICS, RAW_AUC, MetricInfo, columns, describe
 from unteach.evaluation.scores import Scores
 from unteach.evaluation.verdict import Finding, judge, stop_scores
 from unteach.report.load import ReportInputs, Run
@@ -26,6 +26,13 @@ from unteach.writing import format_number, in_words
 Role = Literal["target", "retrained", "method"]
 HOW_STARTED = frozenset({"out", "resume", "json"})
 """Settings that say nothing about the result."""
+QUESTIONS = {
+    "Recited?": ("verbmem_f", "verbmem_holdout"),
+    "Known?": ("knowmem_f",),
+    "Detectable?": ("privleak", RAW_AUC, LOSS_AUC),
+    "Rest kept?": ("nll_general", "nll_retain", "verbmem_r", "knowmem_r", "mmlu_val", "mmlu_invalid", "degenerate"),
+}
+"""Which metrics answer which question."""
 RUN_SPECIFIC = HOW_STARTED | {"seed", "seeds", "name"}
 """Settings that may differ between seeds of one method."""
 
@@ -81,9 +88,12 @@ class MethodRow:
     index: int = 0
 
     @property
-    def words(self) -> str:
-        """What the name of a method stands for; empty where it is not made of optimizer, loss and divergence."""
-        return in_words(self.label.split(" ")[0].split("-"))
+    def title(self) -> str:
+        """The label in words: a name made of optimizer, loss and divergence becomes what it stands for."""
+        name, space, rest = self.label.partition(" ")
+        if self.role == "target":
+            return f"before{space}{rest}"
+        return (in_words(name.split("-")) or name) + space + rest
 
     @property
     def runs(self) -> list[Run]:
@@ -132,6 +142,21 @@ class Section:
         """Test items of each metric, of the first result."""
         first = next((result for method in self.methods for result in method.results), None)
         return {key: metric.count for key, metric in first.metrics.items() if metric.count} if first else {}
+
+    @property
+    def groups(self) -> list[tuple[str, list[str]]]:
+        """What the main table of the page shows: the metrics of the four questions, then those without one."""
+        measured = (*self.columns, *self.extra)
+        groups = [(question, [key for key in keys if key in measured]) for question, keys in QUESTIONS.items()]
+        answering = {key for _, keys in groups for key in keys}
+        groups.append(("Benchmark", [key for key in self.columns if key not in answering]))
+        return [(question, keys) for question, keys in groups if keys]
+
+    @property
+    def others(self) -> list[str]:
+        """Every other metric that was measured."""
+        shown = {key for _, keys in self.groups for key in keys}
+        return [key for key in self.extra if key not in shown]
 
     def first(self, role: Role) -> MethodRow | None:
         """The first row with that role, if any."""
@@ -209,6 +234,11 @@ def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
+def _setting(value: Any) -> str:
+    """A setting for people: four digits of a number say enough, config.yaml has all."""
+    return "–" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
 def settings_table(methods: Sequence[MethodRow]) -> tuple[list[str], list[tuple[str, list[str], bool]]]:
     """Columns (methods with settings) and rows (setting, values, whether they differ), differences first."""
     configured = {}
@@ -219,8 +249,8 @@ def settings_table(methods: Sequence[MethodRow]) -> tuple[list[str], list[tuple[
             configured[method.label] = settings | ({"seed": seeds} if seeds else {})
     rows = []
     for key in dict.fromkeys(key for settings in configured.values() for key in settings if key not in HOW_STARTED):
-        values = ["–" if settings.get(key) is None else str(settings[key]) for settings in configured.values()]
-        rows.append((key, values, len(set(values)) > 1))
+        values = [settings.get(key) for settings in configured.values()]
+        rows.append((key, [*map(_setting, values)], len({*map(str, values)}) > 1))
     return list(configured), sorted(rows, key=lambda row: not row[2])
 
 

@@ -67,13 +67,15 @@ class Bar:
 
 
 def bar_of(found: Finding) -> Bar | None:
-    """A finding as a bar from zero, or from never-seen text's value where both sides of it are wrong."""
+    """A finding as a bar from zero; of a loss, its rise; of an AUC, how far it is from never-seen text's."""
     info, value, unseen = describe(found.metric), found.value, found.never_seen
     if value is None:
         return None
     known = [number for number in (value, found.before, unseen, 1e-9) if number is not None]
     most = {"percent": 100.0, "auc": 1.0}.get(info.unit, 1.1 * max(known))
     start = (info.chance if unseen is None else unseen) if info.unit == "auc" else 0.0
+    if info.unit == "nats per token" and found.before is not None:
+        start = min(found.before, value)
 
     def place(number: float | None) -> float | None:
         return None if number is None else round(100 * min(max(number / most, 0.0), 1.0), 1)

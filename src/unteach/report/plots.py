@@ -136,20 +136,21 @@ def _spread(axes: Any, metric: str) -> None:
     least = {"percent": 10.0, "nats per token": 0.2}.get(describe(metric).unit, 0.1)
     low, high = axes.get_ylim()
     if high - low < least:
-        middle = (low + high) / 2
-        axes.set_ylim(middle - least / 2, middle + least / 2)
+        bottom = (low + high - least) / 2
+        bottom = max(bottom, -0.05 * least) if axes.dataLim.y0 >= 0 else bottom
+        axes.set_ylim(bottom, bottom + least)
 
 
 def evaluation_figures(section: Section, suffix: str = "") -> list[Figure]:
     """Each score over training steps, all runs overlaid; a ring marks the model that was kept.
 
-    Scores that were measured before and after alone are no curve.
+    Scores that were measured before and after alone are no curve, except where the run was to stop on them.
     """
     runs = [(method, run) for method in section.trained for run in method.runs]
     figures = []
     for metric in METRICS:
         lines = [(method, run, points) for method, run in runs if len(points := run.over_steps(metric)) > 1]
-        if any(len(points) > 2 for _, _, points in lines):
+        if any(len(points) > 2 or metric in run.goals for _, run, points in lines):
             figures.append(_over_steps(section, metric, lines, f"steps-{metric}{suffix}"))
     return figures
 

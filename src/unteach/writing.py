@@ -44,7 +44,7 @@ def format_number(value: float | None, decimals: int = 1) -> str:
     if abs(value) >= 1e6:
         return f"{value:.2e}".replace("-", "−")
     whole = len(f"{abs(value):.0f}")
-    text = f"{value:,.{max(0, min(decimals, 4 - whole))}f}"
+    text = f"{value:{',' if whole > 4 else ''}.{max(0, min(decimals, 4 - whole))}f}"
     return text.replace("-", "−") if text.strip("-0.") else text.lstrip("-")
 
 

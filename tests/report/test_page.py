@@ -253,10 +253,9 @@ def test_bars_tell_what_is_long_and_good_from_what_is_long_and_bad():
     )
     assert (overshot.kind, overshot.left, overshot.width) == ("less", 50.0, 20.0), "as far from chance as it is"
     assert overshot.beside.endswith("before 0.000, chance 0.500")
-    loss = bar_of(Finding("general text", True, "nll_general", 3.0, before=6.0))
-    assert (loss.kind, loss.width, loss.before) == ("less", 45.5, 90.9), (
-        "the longest is a little shorter than its track"
-    )
+    loss = bar_of(Finding("general text", False, "nll_general", 6.0, before=3.0))
+    assert (loss.kind, loss.left, loss.width, loss.before) == ("less", 45.5, 45.4, 45.5), "of a loss the rise is drawn"
+    assert bar_of(Finding("general text", True, "nll_general", 3.0, before=6.0)).width == 0
     assert bar_of(Finding("no longer known", None, "knowmem_f")) is None
 
 

@@ -84,7 +84,7 @@ def mean_and_std(values: Iterable[float | None], decimals: int = 1) -> str:
     if not known:
         return "–"
     text = format_number(statistics.fmean(known), decimals)
-    return text if len(known) < 2 else f"{text} ({statistics.stdev(known):.{decimals}f})"
+    return text if len(known) < 2 else f"{text} ({format_number(statistics.stdev(known), decimals)})"
 
 
 Column = Callable[[Sequence[Content]], str]

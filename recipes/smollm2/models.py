@@ -26,13 +26,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from unteach.config import resolved_device
 from unteach.corpora.catalog import named_benchmark
 from unteach.corpora.own import cut_probes
 from unteach.data import Documents, ForgetBatches, GeneralText, read_documents, tokenise
 from unteach.data.records import write_texts
+from unteach.method.divergences import DIVERGENCES
+from unteach.method.vocab_head import Head, mean_of_rows
 from unteach.models import context_length, load_model, load_tokenizer, trainable_parameters
+from unteach.models.precision import precision_of_pass
 from unteach.training.finetune import add_nll_gradient, finetune, text_optimizer
+from unteach.training.passes import hidden_states, in_micro_batches
 
 from .articles import measure, say, split_texts, write_json
 from .convert import save_folder
@@ -53,6 +59,11 @@ class Settings:
     """As in unteach forget: blocks or all."""
     lr: float = 3e-4
     """Learning rate after the warm-up; it falls linearly to a tenth at max_steps."""
+    steady: float = 0.0
+    """Share of max_steps before it begins to fall."""
+    hold: float = 0.0
+    """Weight of KL(base ‖ model) on general text and fresh documents, which then takes the place of the loss on general
+    text: the model learns the documents and nothing else. 0: that loss."""
     warmup: int = 50
     batch: int = 32
     """Documents' chunks per step."""
@@ -84,8 +95,10 @@ def learn(
     *,
     check: Callable[[int], dict[str, float]],
     steps: int | None = None,
+    base: Any = None,
+    fresh: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Train on NLL(documents) + NLL(general text), each a mean over tokens, in place.
+    """Train on NLL(documents) + NLL(general text), each a mean over tokens, in place; or see ``Settings.hold``.
 
     Args:
         model: The model, in float32.
@@ -95,6 +108,8 @@ def learn(
         settings: Settings.
         check: Measures the model after a number of steps: ``recital`` and ``nll_general``.
         steps: Take exactly so many; None: until the documents are recited, or max_steps.
+        base: The model to be held to, for ``Settings.hold``.
+        fresh: Half of what it is held on, besides general text; none of it is learned.
 
     Returns:
         Steps, seconds, and the history of the checks.
@@ -116,12 +131,22 @@ def learn(
     history = [check(0)]
     last = steps or settings.max_steps
 
+    more = GeneralText(list(fresh), tokenizer, tokens=settings.max_tokens, seed=settings.seed) if fresh else text
+
     def learning_rate(step: int) -> float:
-        return settings.lr * min(1 - 0.9 * step / settings.max_steps, (step + 1) / settings.warmup)
+        fallen = max(0.0, step / settings.max_steps - settings.steady) / (1 - settings.steady)
+        return settings.lr * min(1 - 0.9 * fallen, (step + 1) / settings.warmup)
 
     def add_gradient(step: int) -> list[float]:
-        both = (batches.batch(step, settings.batch), text.batch(step, settings.general_batch))
-        return [add_nll_gradient(model, sorted(batch, key=len), settings.micro_batch, precision) for batch in both]
+        learned = add_nll_gradient(
+            model, sorted(batches.batch(step, settings.batch), key=len), settings.micro_batch, precision
+        )
+        if not settings.hold:
+            general_batch = sorted(text.batch(step, settings.general_batch), key=len)
+            return [learned, add_nll_gradient(model, general_batch, settings.micro_batch, precision)]
+        half = settings.general_batch // 2
+        held = text.batch(step, settings.general_batch - half) + more.batch(step, half)
+        return [learned, add_held_gradient(model, base, held, settings, precision)]
 
     def enough(taken: int) -> bool:
         if taken % settings.check_every == 0 or taken == last:
@@ -139,7 +164,27 @@ def learn(
     return {"steps": len(losses), "seconds": round(time.perf_counter() - started, 1), "history": history}
 
 
-def build(model: str, out: Path, data: Path | None, general: str | None, settings: Settings) -> dict[str, Any]:
+def add_held_gradient(
+    model: Any, base: Any, batch: Sequence[Sequence[int]], settings: Settings, precision: str
+) -> float:
+    """Add the gradient of hold · KL(base ‖ model), a mean over the batch's tokens; returns that divergence."""
+    device = next(model.parameters()).device
+    total, divergence = sum(len(sequence) - 1 for sequence in batch), torch.zeros((), device=device)
+    for part in in_micro_batches(batch, settings.micro_batch):
+        with precision_of_pass(precision, device):
+            with torch.no_grad():
+                theirs = hidden_states(base, part)[0]
+            hidden, labels, _ = hidden_states(model, part)
+            rows = DIVERGENCES["kl_reverse"].rows
+            found = mean_of_rows(rows, hidden, Head.of(model), theirs, Head.of(base)) * len(labels) / total
+            (settings.hold * found).backward()
+        divergence += found.detach()
+    return float(divergence)
+
+
+def build(
+    model: str, out: Path, data: Path | None, general: str | None, settings: Settings, fresh: Path | None = None
+) -> dict[str, Any]:
     """Make ``OUT/target`` and ``OUT/retrained``; returns what it writes to ``OUT/models.json``.
 
     Args:
@@ -148,6 +193,7 @@ def build(model: str, out: Path, data: Path | None, general: str | None, setting
         data: Folder with the benchmark's tables; None: the Hugging Face hub.
         general: General text; None: the embedded one.
         settings: Settings.
+        fresh: Documents to be held on, see ``learn``.
     """
     out.mkdir(parents=True, exist_ok=True)
     tokenizer = load_tokenizer(model)
@@ -195,7 +241,11 @@ def build(model: str, out: Path, data: Path | None, general: str | None, setting
         steps = None
         if name == "retrained":  # as many passes over the retain documents as the target made over all of its own
             steps = max(1, round(content["target"]["steps"] * len(retain) / (len(retain) + len(forget))))
-        done = learn(network, tokenizer, documents, learned, settings, check=check, steps=steps)
+        held_to = load_model(model, device=device)[0] if settings.hold else None
+        others = read_documents(str(fresh), option="fresh").texts if fresh else ()
+        done = learn(
+            network, tokenizer, documents, learned, settings, check=check, steps=steps, base=held_to, fresh=others
+        )
         write_difference(base, network.state_dict(), difference)
         network.load_state_dict(add_difference(base, difference))
         first, last = done["history"][0], check(done["steps"])
@@ -208,7 +258,7 @@ def build(model: str, out: Path, data: Path | None, general: str | None, setting
         content[name] = done
         write_json(report, content)
         say(f"{name}: recital {last['recital']:.2f}, general NLL {rise:+.3f}; reached: {done['reached']}")
-        del network
+        del network, held_to
         gc.collect()
     return content
 
@@ -220,11 +270,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("out", type=Path)
     parser.add_argument("--data", type=Path, help="folder with the benchmark's tables; by default the hub")
     parser.add_argument("--general", help="general text; by default the embedded one")
+    parser.add_argument("--fresh", type=Path, help="with --hold: documents like those learned that are not to be")
     for field in dataclasses.fields(Settings):
         kind = {"str": str, "float": float}.get(str(field.type), int)
         parser.add_argument(f"--{field.name.replace('_', '-')}", type=kind, default=field.default)
     given = vars(parser.parse_args(arguments))
-    places = {name: given.pop(name) for name in ("model", "out", "data", "general")}
+    places = {name: given.pop(name) for name in ("model", "out", "data", "general", "fresh")}
     try:
         content = build(settings=Settings(**given), **places)
     except (OSError, ValueError) as error:

@@ -15,6 +15,9 @@ from recipes.smollm2.articles import Settings, choose_articles, learn, split_tex
 from recipes.smollm2.convert import convert
 from recipes.smollm2.convert import main as convert_command
 from recipes.smollm2.difference import add_difference, write_difference
+from recipes.smollm2.models import Settings as ModelSettings
+from recipes.smollm2.models import add_held_gradient
+from recipes.smollm2.news import choose
 from unteach.models import load_model
 
 
@@ -187,3 +190,30 @@ def test_command_runs_and_goes_on_where_it_stopped(tmp_path, capsys, monkeypatch
     assert (tmp_path / "out/target/model.safetensors").stat().st_mtime_ns == target
     assert articles.main([*command, "--lr", "0.1"]) == 2
     assert "made with other settings" in capsys.readouterr().err
+
+
+def test_a_model_is_held_to_its_base_by_the_forward_divergence():
+    model, base = load_model("micro:target")[0], load_model("micro:small")[0]
+    batch = [list(range(5, 25)), list(range(40, 52)), list(range(90, 99))]
+    found = add_held_gradient(model, base, batch, ModelSettings(hold=2.0, micro_batch=2), "fp32")
+    logits = [[network(torch.tensor([ids])).logits[0, :-1].double() for ids in batch] for network in (base, model)]
+    q, p = (torch.cat(rows).log_softmax(-1) for rows in logits)
+    expected = (q.exp() * (q - p)).sum(-1).mean()
+    assert found == pytest.approx(float(expected.detach()), rel=1e-4)
+    weight = model.model.layers[0].mlp.up_proj.weight
+    (gradient,) = torch.autograd.grad(2 * expected, weight)
+    assert torch.allclose(weight.grad, gradient.float(), rtol=1e-2, atol=1e-6)
+    assert all(parameter.grad is None for parameter in base.parameters())
+
+
+def test_articles_of_the_replica_are_disjoint_where_they_must_be():
+    files = choose([f"forget {n} " * 200 for n in range(460)], [f"other {n} " * 200 for n in range(1200)])
+    parts = {name: {text[:12] for text in texts} for name, texts in files.items()}
+    assert [len(texts) for texts in files.values()] == [300, 240, 150, 150, 40, 600, 500]
+    assert parts["privleak/forget"] < parts["raw/forget"]
+    assert not parts["privleak/holdout"] & parts["raw/forget"]
+    assert parts["privleak/retain"] < parts["raw/retain_standin"]
+    assert not parts["privleak/retain"] & parts["keep"]
+    assert not parts["fresh"] & (parts["keep"] | parts["raw/retain_standin"])
+    with pytest.raises(ValueError, match="450 long articles"):
+        choose(["short"] * 500, [])

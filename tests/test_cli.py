@@ -7,6 +7,7 @@ import io
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -263,6 +264,130 @@ def test_help_lists_every_command_and_flag():
     assert call("--version")[1].startswith("unteach ")
 
 
+def test_the_help_of_forget_stands_in_groups():
+    out = call("forget --help")[1]
+    groups = dict(re.findall(r"^([a-z ]+):\n((?:  .*\n?)+)", out, re.MULTILINE))
+    assert list(groups)[-4:] == ["what people set", "the method", "memory", "everything else"]
+    flags = {heading: re.findall(r"^  (--[a-z.-]+)", lines, re.MULTILINE) for heading, lines in groups.items()}
+    assert {"--documents", "--keep", "--max-steps", "--resume", "--dry-run"} <= set(flags["what people set"])
+    assert {"--loss", "--alpha", "--stop.metric"} <= set(flags["the method"])
+    assert {"--micro-batch", "--checkpoint-activations", "--precision.forget"} <= set(flags["memory"])
+    assert {"--save-dtype", "--quiet", "--json"} <= set(flags["everything else"])
+    assert len(sum(flags.values(), [])) == len(set(sum(flags.values(), [])))
+
+
+def test_help_version_and_import_wait_for_no_library():
+    """Each in a process of its own, which says what it has imported and how long it has computed."""
+    code = """
+import contextlib, io, sys, time
+import unteach
+from unteach.cli import main
+with contextlib.redirect_stdout(io.StringIO()):
+    for words in (["--version"], ["--help"], ["forget", "--help"], ["plan", "--help"]):
+        assert main(words) == 0
+assert {"ForgetConfig", "MeanTeacher", "Method", "Stop", "evaluate", "forget"} <= set(dir(unteach))
+heavy = {"torch", "transformers", "numpy", "matplotlib", "rich"} & sys.modules.keys()
+print(sorted(heavy), time.process_time())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    heavy, seconds = done.stdout.rsplit(maxsplit=1)
+    assert heavy == "[]"
+    assert float(seconds) < 1.5
+
+
+def test_every_public_name_is_there():
+    import unteach
+
+    assert set(unteach.__all__) <= set(dir(unteach))
+    assert all(getattr(unteach, name) is not None for name in dir(unteach))
+
+
+def test_a_model_is_asked_for_where_it_is_needed(inputs):
+    import unteach
+    from unteach.job import run_forget
+
+    config = unteach.ForgetConfig(max_steps=2, documents=str(inputs / "documents"), out=str(inputs / "none"))
+    with pytest.raises(InputError, match="^model is missing: name a model folder, a Hugging Face id, or micro:target$"):
+        run_forget(config)
+    assert not (inputs / "none").exists()
+    refused(call("forget --documents", inputs / "documents --out x"), "model is missing")
+
+
+@pytest.mark.usefixtures("run_alone")
+def test_quiet_and_verbose(inputs, tmp_path, monkeypatch):
+    monkeypatch.setattr("unteach.job.run.noise_warning", lambda *given: "warning: this is coarse")
+    status, out, err = forget(inputs, tmp_path / "quiet", "--quiet")
+    assert (status in (0, 3), err) == (True, "warning: this is coarse\n")
+    assert "all scores:" in out
+    status, _, err = forget(inputs, tmp_path / "verbose", "--verbose")
+    assert [line.split(": NLL")[0] for line in err.splitlines() if ": NLL" in line] == [
+        f"step {n}" for n in range(1, 5)
+    ]
+    refused(call("forget m --quiet --verbose"), "--quiet and --verbose are both given")
+    monkeypatch.setattr("unteach.job.run_forget", lambda *given, **others: 1 / 0)
+    status, _, err = forget(inputs, tmp_path / "broken", "--verbose")
+    assert status == 1
+    assert "Traceback" in err
+    assert "ZeroDivisionError" in forget(inputs, tmp_path / "broken", "--quiet")[2]
+
+
+@pytest.mark.usefixtures("run_alone")
+def test_a_run_says_its_threads_and_a_resumed_one_uses_the_same(inputs, tmp_path, monkeypatch):
+    before, run = torch.get_num_threads(), tmp_path / "run"
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr("unteach.job.run._catching_signals", lambda: contextlib.nullcontext(lambda: True))
+            status, _, err = forget(inputs, run, "--threads 2")
+        assert (status, torch.get_num_threads()) == (130, 2)
+        assert "threads: 2 (as the settings say)" in err
+        assert yaml.safe_load((run / "config.yaml").read_text())["threads"] == 2
+        torch.set_num_threads(1)
+        assert "threads: 2 (as the settings say)" in call("forget --resume", run)[2]
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    refused(call("forget m --threads 0"), "threads is 0: it must be at least 1")
+
+
+COMPLETED = """
+source /dev/stdin
+for line in "unteach fo" "unteach forget --max-" "unteach forget --trainable " "unteach plan m --loss np" "unteach forget "; do
+    COMP_WORDS=($line) COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
+    [[ "$line" == *" " ]] && COMP_WORDS+=("") && COMP_CWORD=$((COMP_CWORD + 1))
+    _unteach
+    echo "${COMPREPLY[@]}"
+done
+complete -p unteach
+"""
+
+
+def test_bash_completes_commands_flags_and_values():
+    if not (bash := shutil.which("bash")):
+        pytest.skip("there is no bash here")
+    script = call("completion bash")[1]
+    done = subprocess.run([bash, "-c", COMPLETED], input=script, capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    assert done.stdout.splitlines() == [
+        "forget",
+        "--max-tokens --max-steps",
+        "blocks all",
+        "npo",
+        "",  # file names, by -o default
+        "complete -o default -F _unteach unteach",
+    ]
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_the_other_shells_get_every_flag(shell):
+    script = call("completion", shell)[1]
+    for name, command in COMMANDS.items():
+        assert all(flag.removeprefix("--") in script for flag in (name, *command.other_flags))
+    assert "checkpoint-activations" in script
+    if program := shutil.which(shell):
+        subprocess.run([program, "--no-execute"], input=script, text=True, check=True)
+    refused(call("completion tcsh"), "shell is 'tcsh': it must be one of bash, zsh, fish")
+
+
 @pytest.mark.parametrize("example", ["plan", "evaluate"])
 def test_the_quick_examples_work_when_pasted(tmp_path, monkeypatch, example):
     monkeypatch.chdir(tmp_path)
@@ -281,7 +406,7 @@ def test_every_example_works_when_pasted(tmp_path):
     for line in lines:
         if line in COMMANDS["demo"].examples:
             continue
-        command = [sys.executable, "-m", "unteach", *line.split()[1:]]
+        command = [sys.executable, "-m", "unteach", *line.partition(" > ")[0].split()[1:]]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=1200)
         assert done.returncode == 0, f"{line}\n{done.stderr}"
     assert (tmp_path / "run" / "model" / "model.safetensors").exists()

@@ -47,7 +47,7 @@ EVERY_FIELD_CHANGED = ForgetConfig(
     precision=Precision(forget="bf16", divergence="fp16"), compile=True, checkpoint_activations=True,
     stop=Stop(metric="verbmem_f <= 21.8", parity=True, utility_floor=float("inf")),
     expected_steps=9, max_steps=10, evaluate_every=11, probes=12, checkpoint_every=13, keep_checkpoints=14, seed=15,
-    device="cpu", track="tensorboard", save_dtype="source",
+    device="cpu", track="tensorboard", save_dtype="source", threads=3,
 )  # fmt: skip
 
 
@@ -65,6 +65,11 @@ def test_round_trip_covers_every_field() -> None:
 
     assert same(EVERY_FIELD_CHANGED, ForgetConfig(model="m")) == []
     assert same(EVERY_FIELD_CHANGED.method, Method()) == ["optimizer_options", "steps"]  # no optimizer has any options
+
+
+def test_settings_need_no_model_until_they_are_used(tmp_path: Path) -> None:
+    assert ForgetConfig(max_steps=2) == ForgetConfig(model="", max_steps=2)
+    assert wrong(tmp_path, "max_steps: 2\n") == ["model is missing"]
 
 
 def test_missing_keys_take_their_defaults_and_overrides_win(tmp_path: Path) -> None:

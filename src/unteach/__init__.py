@@ -6,20 +6,25 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from unteach.config import ForgetConfig
+    from unteach.config import ForgetConfig, Method, Precision, Stop
+    from unteach.errors import InputError
     from unteach.evaluation import evaluate
-    from unteach.job import forget
+    from unteach.job import ForgetResult, forget
     from unteach.method.divergences import DIVERGENCES, divergence
     from unteach.method.losses import LOSSES, forget_loss
     from unteach.method.mean_teacher import MeanTeacher
 
-__all__ = ["DIVERGENCES", "LOSSES", "ForgetConfig", "MeanTeacher", "divergence", "evaluate", "forget", "forget_loss"]
+__all__ = [
+    "DIVERGENCES", "LOSSES", "ForgetConfig", "ForgetResult", "InputError", "MeanTeacher", "Method", "Precision", "Stop",
+    "divergence", "evaluate", "forget", "forget_loss",
+]  # fmt: skip
 __version__ = "0.2.0"
 
 _HOMES = {
-    "config": ["ForgetConfig"],
+    "config": ["ForgetConfig", "Method", "Precision", "Stop"],
+    "errors": ["InputError"],
     "evaluation.scores": ["evaluate"],
-    "job": ["forget"],
+    "job": ["ForgetResult", "forget"],
     "method.divergences": ["DIVERGENCES", "divergence"],
     "method.losses": ["LOSSES", "forget_loss"],
     "method.mean_teacher": ["MeanTeacher"],

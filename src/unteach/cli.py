@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import json
+import logging
 import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from unteach import __version__
 from unteach.errors import InputError, Interrupted
@@ -30,8 +33,13 @@ OTHER_FLAGS = {
     "--resume": ("RUN", "Go on with an interrupted run."),
     "--dry-run": ("", "Only say what the run would need, as unteach plan does."),
     "--ranks": ("N", "Plan for so many processes under torchrun; memory is then that of each."),
+    "--push-to-hub": ("OWNER/NAME", "Also upload the model and its card there, privately, if the rule was met."),
+    "--quiet": ("", "Say nothing on the way but warnings."),
+    "--verbose": ("", "Say more: every step, and where an error arose."),
 }
 """Flags that are no settings of a run: what they take, and their help."""
+EVERYWHERE = ("--quiet", "--verbose")
+"""Those of every command."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +54,7 @@ class Command:
     examples: tuple[str, ...]
     run: Callable[[Any, dict[str, str]], None] | None = None
     """Takes the options, and what was given of ``other_flags``."""
-    other_flags: tuple[str, ...] = ()
+    other_flags: tuple[str, ...] = EVERYWHERE
     show: Callable[[dict[str, Any]], None] = lambda result: None
     """Prints the result for people."""
 
@@ -54,6 +62,10 @@ class Command:
         """The dataclass of the options."""
         module, _, name = self.options.partition(":")
         return getattr(importlib.import_module(module), name)
+
+    def others(self) -> dict[str, tuple[str, str]]:
+        """Its other flags as in ``OTHER_FLAGS``."""
+        return {flag: OTHER_FLAGS[flag] for flag in self.other_flags}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -70,7 +82,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise InputError(f"unknown command {arguments[0]!r}: choose one of {', '.join(COMMANDS)}")
         if _under_torchrun() and arguments[0] != "forget":
             raise InputError(f"{arguments[0]} runs on one process: start it without torchrun, which is for forget")
-        _run(arguments[0], arguments[1:])
+        with _verbosity(arguments):
+            _run(arguments[0], arguments[1:])
         _finish()
     except InputError as error:
         name = "unteach"
@@ -92,11 +105,44 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except Exception as error:
-        if os.environ.get("UNTEACH_TRACEBACK"):
+        if "--verbose" in arguments or os.environ.get("UNTEACH_TRACEBACK"):
             traceback.print_exc()
-        print(f"unteach: {type(error).__name__}: {error} (UNTEACH_TRACEBACK=1 shows where)", file=sys.stderr)
+        print(f"unteach: {type(error).__name__}: {error} (--verbose shows where)", file=sys.stderr)
         return FAILED
     return DONE
+
+
+@contextmanager
+def _verbosity(arguments: Sequence[str]) -> Iterator[None]:
+    """``--quiet``: of what goes to stderr only warnings are shown. ``--verbose``: also what is logged."""
+    if {"--quiet", "--verbose"} <= set(arguments):
+        raise InputError("--quiet and --verbose are both given: give one of them")
+    logger, handler = logging.getLogger("unteach"), logging.StreamHandler()
+    level = logger.level
+    if "--verbose" in arguments:
+        logger.setLevel(logging.DEBUG)
+        logger.addHandler(handler)
+    try:
+        with redirect_stderr(_OnlyWarnings(sys.stderr)) if "--quiet" in arguments else nullcontext():
+            yield
+    finally:
+        logger.setLevel(level)
+        logger.removeHandler(handler)
+
+
+class _OnlyWarnings(io.TextIOBase):
+    """Passes on the lines that warn."""
+
+    def __init__(self, to: TextIO) -> None:
+        self._to, self._line = to, ""
+
+    def write(self, text: str) -> int:
+        """Take some text."""
+        *lines, self._line = (self._line + text).split("\n")
+        for line in lines:
+            if "warning" in line.lower():
+                print(line, file=self._to, flush=True)
+        return len(text)
 
 
 def _under_torchrun() -> bool:
@@ -124,8 +170,8 @@ def _run(name: str, arguments: list[str]) -> None:
     kind = command.kind()
     if "--help" in arguments or "-h" in arguments:
         examples = "\n".join(f"  {example}" for example in command.examples)
-        flags = help_text(kind, ("method",), {flag: OTHER_FLAGS[flag] for flag in command.other_flags})
-        print(f"usage: {command.usage}\n\n{command.summary}\n\nexamples:\n{examples}\n\nflags:\n{flags}")
+        flags = help_text(kind, ("method",), command.others())
+        print(f"usage: {command.usage}\n\n{command.summary}\n\nexamples:\n{examples}\n\n{flags}")
         return
     others, arguments = take_flags(arguments, command.other_flags)
     if "--resume" in others:
@@ -176,6 +222,7 @@ def _forget(config: ForgetConfig, others: dict[str, str]) -> None:
         raise InputError("out is missing: name the run folder to create, --out run/")
     from unteach.evaluation import verdict
     from unteach.job import run_forget
+    from unteach.job.hub import check_hub, push
     from unteach.models.distributed import join
     from unteach.planning.plan import plan
 
@@ -187,6 +234,9 @@ def _forget(config: ForgetConfig, others: dict[str, str]) -> None:
         return
     if problems := plan(config).problems():
         raise InputError(problems)
+    hub = others.get("--push-to-hub")
+    if hub and _speaks():
+        check_hub(hub)
     result = run_forget(config, resume="--resume" in others)
     if not _speaks():
         return
@@ -203,7 +253,12 @@ def _forget(config: ForgetConfig, others: dict[str, str]) -> None:
         f"model:      {run / 'model'}",
         f"report:     {report or 'needs matplotlib and jinja2; unteach report writes it where they are'}",
     ]
-    _show(result.to_dict() | {"report": report and str(report)}, others, lines)
+    content = result.to_dict() | {"report": report and str(report)}
+    if hub:
+        content["pushed"] = push(run / "model", hub) if result.forgotten else None
+        upload = f"not pushed, the rule was not met; if you want it all the same: hf upload {hub} {run / 'model'}"
+        lines.append(f"hub:        {content['pushed'] or upload}")
+    _show(content, others, lines)
 
 
 def _before_and_after(before: Mapping[str, float], after: Mapping[str, float]) -> list[str]:
@@ -227,6 +282,28 @@ def _plan(config: ForgetConfig, others: dict[str, str]) -> None:
 
     planned = plan(config, ranks=int(ranks) if ranks else None)
     _show(planned.to_dict(), others, planned.lines())
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompletionOptions:
+    """What ``unteach completion`` takes."""
+
+    shell: Literal["bash", "zsh", "fish"]
+    """The shell."""
+
+
+def _completion(options: CompletionOptions, others: dict[str, str]) -> None:
+    from unteach.method.divergences import DIVERGENCES
+    from unteach.method.losses import LOSSES
+    from unteach.method.optimizers import OPTIMIZERS
+    from unteach.settings import completion_script, flag_values
+
+    known = {"--loss": tuple(LOSSES), "--divergence": tuple(DIVERGENCES), "--optimizer": tuple(OPTIMIZERS)}
+    commands = {}
+    for name, command in COMMANDS.items():
+        flags = flag_values(command.kind(), ("method",), command.others())
+        commands[name] = flags | {flag: values for flag, values in known.items() if flag in flags} | {"--help": ()}
+    print(completion_script(options.shell, "unteach", commands))
 
 
 def _show(content: dict[str, Any], others: dict[str, str], lines: Sequence[str]) -> None:
@@ -253,7 +330,7 @@ COMMANDS = {
         "unteach forget MODEL --documents DIR --out RUN [flags]   |   unteach forget --resume RUN",
         (f"{_FORGET} --dry-run", _FORGET),
         run=_forget,
-        other_flags=("--config", "--json", "--resume", "--dry-run"),
+        other_flags=("--config", "--json", "--resume", "--dry-run", "--push-to-hub", *EVERYWHERE),
     ),
     "plan": Command(
         "unteach.config:ForgetConfig",
@@ -261,7 +338,7 @@ COMMANDS = {
         "unteach plan MODEL --documents DIR [flags of forget] [--ranks N]",
         ("unteach plan micro:target --documents micro:forget",),
         run=_plan,
-        other_flags=("--config", "--json", "--ranks"),
+        other_flags=("--config", "--json", "--ranks", *EVERYWHERE),
     ),
     "evaluate": Command(
         "unteach.evaluation.command:EvaluateOptions",
@@ -288,6 +365,13 @@ COMMANDS = {
         "Run one of the paper's experiments.",
         "unteach reproduce NAME [flags]",
         ("unteach reproduce theorem --seeds 0 --out results", "unteach reproduce methods --list"),
+    ),
+    "completion": Command(
+        "unteach.cli:CompletionOptions",
+        "Print a script with which bash, zsh or fish completes commands, flags and values.",
+        "unteach completion bash|zsh|fish",
+        ("unteach completion bash > unteach.bash",),
+        run=_completion,
     ),
 }
 

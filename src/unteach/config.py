@@ -10,15 +10,13 @@ import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
-
-import torch
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from unteach.errors import InputError
-from unteach.method.divergences import DIVERGENCES
-from unteach.method.losses import LOSSES
-from unteach.method.optimizers import OPTIMIZERS
 from unteach.settings import nearest_name
+
+if TYPE_CHECKING:  # imported where settings are checked: help and completion need none of it
+    import torch
 
 __all__ = ["ForgetConfig", "Method", "Precision", "Stop", "resolved_device"]
 
@@ -88,6 +86,10 @@ class Method:
 
     def problems(self, where: str) -> list[str]:
         """What is wrong with these settings, one line each."""
+        from unteach.method.divergences import DIVERGENCES
+        from unteach.method.losses import LOSSES
+        from unteach.method.optimizers import OPTIMIZERS
+
         wrong = []
         for name, known in (("loss", LOSSES), ("divergence", DIVERGENCES), ("optimizer", OPTIMIZERS)):
             value = getattr(self, name)
@@ -160,7 +162,7 @@ class Stop:
 class ForgetConfig:
     """Everything ``unteach forget`` needs to know."""
 
-    model: str
+    model: str = ""
     """Model folder, hub id, or micro:target."""
     documents: str = ""
     """What to forget: a folder of .txt/.md files, a .jsonl/.json/.parquet file, a hub dataset, or micro:forget."""
@@ -237,16 +239,36 @@ class ForgetConfig:
     save_dtype: Literal["auto", "source", "float32"] = "auto"
     """Dtype of the changed weights in the saved model: as in the source's files, or float32. auto: as in the source
     unless rounding would lose more than a hundredth of what was learnt."""
+    threads: int | None = None
+    """CPU threads. None: what OMP_NUM_THREADS or torch.set_num_threads says, else one for each physical core that this
+    process may use; the run's config.yaml has the choice, and a resumed run keeps it."""
     ALIASES: ClassVar[dict[str, str]] = {"incompetent": "base"}
+    ASKED_FOR: ClassVar[tuple[str, ...]] = ("model",)
+    GROUPS: ClassVar[dict[str, tuple[str, ...]]] = {
+        "what people set": (
+            "model", "documents", "out", "general", "keep", "holdout", "reference", "base", "questions",
+            "keep_questions", "max_steps", "seed", "device", "track", "--resume", "--dry-run", "--push-to-hub",
+        ),
+        "the method": (
+            "method", "trainable", "stop", "batch", "general_batch", "keep_batch", "keep_weight", "expected_steps",
+            "evaluate_every",
+        ),
+        "memory": (
+            "micro_batch", "max_tokens", "general_tokens", "checkpoint_activations", "precision", "compile", "threads",
+        ),
+    }  # fmt: skip
 
     def __post_init__(self) -> None:
+        from unteach.method.losses import LOSSES
+
         wrong = self.method.problems("")
         for number, phase in enumerate(self.phases):
             wrong += phase.problems(f"phases[{number}].")
             if phase.steps is None:
                 wrong.append(f"phases[{number}].steps is missing: every phase but the last needs a length")
         counts = ("max_steps", "evaluate_every", "expected_steps", "probes", "checkpoint_every", "keep_checkpoints")
-        wrong += _outside(self, "", "at least 1", "batch", "general_batch", "keep_batch", "micro_batch", *counts)
+        batches = ("batch", "general_batch", "keep_batch", "micro_batch")
+        wrong += _outside(self, "", "at least 1", *batches, *counts, "threads")
         wrong += _outside(self, "", "at least 2", "max_tokens", "general_tokens")
         wrong += _outside(self, "", "zero or positive", "seed")
         wrong += _outside(self.stop, "", "positive", "utility_floor")
@@ -283,6 +305,8 @@ class ForgetConfig:
 
 def resolved_device(name: str) -> torch.device:
     """The device of that name; auto: a GPU if there is one. An ``InputError`` where there is no such device."""
+    import torch
+
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

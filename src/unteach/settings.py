@@ -1,6 +1,8 @@
 """Dataclasses of settings from YAML and from flags: every field is a key and a flag, its docstring the help.
 
-Every problem is named, with the nearest known name. ``ALIASES`` of a dataclass has hidden names of its fields.
+Every problem is named, with the nearest known name. A dataclass may say more: ``ALIASES`` has hidden names of its
+fields, ``ASKED_FOR`` the fields that files and flags must give though they have a default, ``GROUPS`` the headings of
+its help, with the fields and other flags below each.
 """
 
 from __future__ import annotations
@@ -22,7 +24,10 @@ import yaml
 
 from unteach.errors import InputError
 
-__all__ = ["checked", "from_values", "from_yaml", "help_text", "nearest_name", "parse", "read_settings", "to_yaml"]
+__all__ = [
+    "checked", "completion_script", "flag_values", "from_values", "from_yaml", "help_text", "nearest_name", "parse",
+    "read_settings", "to_yaml",
+]  # fmt: skip
 
 _ARTICLES = {int: "a whole number", float: "a number", str: "text", bool: "true or false", Path: "a path"}
 _PLACEHOLDERS = {str: "TEXT", Path: "PATH", int: "N", float: "NUMBER"}
@@ -86,8 +91,10 @@ def checked(kind: type, content: dict, where: str, problems: list[str]) -> Any:
             problems.append(f"unknown key {where}{key}{nearest_name(str(key), known)}")
         elif (converted := _convert(hints[key], value, f"{where}{key}", problems)) is not MISSING:
             values[key] = converted
+    asked_for = getattr(kind, "ASKED_FOR", ())
     for name, f in known.items():
-        if name not in values and f.default is MISSING and f.default_factory is MISSING:
+        needed = (f.default is MISSING and f.default_factory is MISSING) or name in asked_for
+        if name not in values and needed:
             if name not in content:
                 problems.append(f"{where}{name} is missing")
             values[name] = ""  # so that the other values can still be checked
@@ -204,16 +211,79 @@ def parse(kind: type, arguments: Sequence[str], *, flatten: Sequence[str] = (), 
 
 
 def help_text(kind: type, flatten: Sequence[str] = (), others: Mapping[str, tuple[str, str]] | None = None) -> str:
-    """The flags of a dataclass with their help, and others: what these take, and what they do."""
-    shown = {}
+    """The flags of a dataclass with their help below the headings of its ``GROUPS``, and others that are no settings:
+    what these take, and what they do."""
+    groups = getattr(kind, "GROUPS", {})
+    heading_of = {field: heading for heading, fields in groups.items() for field in fields}
+    rest = "everything else" if groups else "flags"
+    shown: dict[str, list[str]] = {heading: [] for heading in (*groups, rest)}
+
+    def add(heading: str, name: str, value: str, says: str) -> None:
+        shown[heading].append(f"  {name} {value.strip()}".rstrip())
+        shown[heading] += textwrap.wrap(says, 100, initial_indent=" " * 8, subsequent_indent=" " * 8)
+
     for name, flag in _flags(kind, flatten).items():
-        default = "" if flag.default in (None, (), "", MISSING) else f" [{flag.default}]"
-        shown[f"--{name}"] = ("" if flag.hint is bool else _placeholder(flag.hint)) + default, flag.help
-    lines = []
-    for name, (value, says) in (shown | dict(others or {})).items():
-        lines.append(f"  {name} {value.strip()}".rstrip())
-        lines += textwrap.wrap(says, 100, initial_indent=" " * 8, subsequent_indent=" " * 8)
-    return "\n".join(lines)
+        default = "" if flag.default in (None, (), "", False, MISSING) else f" [{flag.default}]"
+        value = "" if flag.hint is bool else _placeholder(flag.hint)
+        add(heading_of.get(flag.path[0], rest), f"--{name}", value + default, flag.help)
+    for name, (value, says) in (others or {}).items():
+        add(heading_of.get(name, rest), name, value, says)
+    return "\n\n".join("\n".join([f"{heading}:", *lines]) for heading, lines in shown.items() if lines)
+
+
+def flag_values(
+    kind: type, flatten: Sequence[str] = (), others: Mapping[str, tuple[str, str]] | None = None
+) -> dict[str, tuple[str, ...] | None]:
+    """For every flag the values that it takes: none where it takes no value, None where anything."""
+    found: dict[str, tuple[str, ...] | None] = {
+        name: None if takes[0] else () for name, takes in (others or {}).items()
+    }
+    for name, flag in _flags(kind, flatten).items():
+        hint = _without_none(flag.hint)
+        choices = tuple(map(str, typing.get_args(hint))) if typing.get_origin(hint) is Literal else None
+        found[f"--{name}"] = () if hint is bool else choices
+    return found
+
+
+def completion_script(shell: str, program: str, commands: Mapping[str, Mapping[str, tuple[str, ...] | None]]) -> str:
+    """What bash, zsh or fish reads to complete commands, their flags (see ``flag_values``), values and file names."""
+    if shell == "fish":
+        lines = [f"complete -c {program} -n __fish_use_subcommand -f -a '{' '.join(commands)}'"]
+        for command, flags in commands.items():
+            for flag, values in flags.items():
+                takes = "" if values == () else " -r" if values is None else f" -x -a '{' '.join(values)}'"
+                seen = f"-n '__fish_seen_subcommand_from {command}'"
+                lines.append(f"complete -c {program} {seen} -l {flag.removeprefix('--')}{takes}")
+        return "\n".join(lines)
+    cases = []
+    for command, flags in commands.items():
+        for flag, values in flags.items():
+            if values != ():
+                cases.append(f'        "{command} {flag}") words="{" ".join(values or ())}";;')
+        cases.append(f'        "{command} "*) words="{" ".join(flags)}";;')
+    first = f'        *) words="{" ".join(commands)}";;'
+    choose = "\n".join(['    case "$command $previous" in', *cases, first, "    esac"])
+    if shell == "bash":
+        return f"""_{program}() {{
+    local words="" command="" current="${{COMP_WORDS[COMP_CWORD]}}" previous="${{COMP_WORDS[COMP_CWORD - 1]}}"
+    (( COMP_CWORD > 1 )) && command="${{COMP_WORDS[1]}}"
+{choose}
+    [[ "$words" == -* && "$current" != -* ]] && words=""
+    COMPREPLY=($(compgen -W "$words" -- "$current"))
+}}
+complete -o default -F _{program} {program}"""
+    return f"""#compdef {program}
+_{program}() {{
+    local words_here="" command="" previous="${{words[CURRENT - 1]}}"
+    (( CURRENT > 2 )) && command="${{words[2]}}"
+{choose.replace("words=", "words_here=")}
+    if [[ -n "$words_here" && ( "$PREFIX" == -* || "$words_here" != -* ) ]]; then
+        compadd -- ${{=words_here}}
+    else
+        _files
+    fi
+}}
+compdef _{program} {program}"""
 
 
 def _flags(kind: type, flatten: Sequence[str], path: tuple[str, ...] = (), prefix: str = "") -> dict[str, _Flag]:

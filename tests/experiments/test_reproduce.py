@@ -26,6 +26,7 @@ from unteach.experiments import demo, reproduce
 from unteach.experiments.paper import theorem
 from unteach.experiments.reproduce import ReproduceOptions, number_of_jobs, run
 from unteach.experiments.sources import build
+from unteach.models.threads import usable_cores
 from unteach.settings import parse
 
 TINY = {
@@ -258,7 +259,7 @@ def test_the_base_has_a_former_name_and_cores_decide_the_number_of_jobs():
     def jobs(missing: int, **given) -> int:
         return number_of_jobs(ReproduceOptions(name="methods", **given), missing)
 
-    assert jobs(1000, benchmark="micro", device="cpu") == min(8, len(os.sched_getaffinity(0)))
+    assert jobs(1000, benchmark="micro", device="cpu") == min(8, usable_cores())
     if not torch.cuda.is_available():
         assert jobs(1000, benchmark="micro") == jobs(1000, benchmark="micro", device="cpu")
     assert jobs(1, benchmark="micro", device="cpu") == jobs(0, benchmark="micro", device="cpu") == 1

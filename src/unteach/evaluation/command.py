@@ -25,6 +25,7 @@ from unteach.evaluation.metrics import columns
 from unteach.evaluation.scores import SCHEMA, Scores, evaluate, write_json
 from unteach.models import find_folder, load_model
 from unteach.models.load import weight_files
+from unteach.models.threads import choose_threads
 
 _GENERAL_TEXTS, _GENERAL_BYTES = 200, 4_000_000
 
@@ -89,6 +90,8 @@ def run(options: EvaluateOptions) -> dict[str, Any]:
         InputError: with every problem of the options found.
     """
     _check(options)
+    if resolved_device(options.device).type == "cpu":
+        choose_threads(None)
     reference = options.reference_auc if options.reference is None else _reference(options, options.reference)
     results = [_evaluate(options, name, reference).to_dict() for name in options.models]
     content = {"schema": SCHEMA, "results": results}

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import importlib.util
 import multiprocessing
-import os
 import signal
 import sys
 import tempfile
@@ -24,6 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from unteach.config import resolved_device
 from unteach.errors import InputError, Interrupted, first_line
 from unteach.experiments import METHODS
+from unteach.models.threads import usable_cores
 from unteach.settings import nearest_name
 from unteach.writing import write_whole
 
@@ -224,11 +224,7 @@ def number_of_jobs(options: ReproduceOptions, missing: int) -> int:
         raise InputError(f"jobs is {options.jobs}: it must be at least 1, or 0 to leave it to the program")
     device = resolved_device(options.device)  # refused where there is no such device
     tiny = options.benchmark == "micro" and device.type == "cpu"
-    return max(1, min(missing, options.jobs or (min(_cores(), MOST_JOBS) if tiny else 1)))
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(missing, options.jobs or (min(usable_cores(), MOST_JOBS) if tiny else 1)))
 
 
 def _run_side_by_side(
@@ -291,7 +287,7 @@ def _prepared(options: ReproduceOptions, jobs: int, work: Path) -> tuple[Setup, 
     from unteach.job.run_folder import SharedScores
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the command, which ends its workers
-    torch.set_num_threads(max(1, _cores() // jobs))
+    torch.set_num_threads(max(1, usable_cores() // jobs))
     sys.stderr.isatty = lambda: False  # type: ignore[method-assign]  # no progress bars: they would mix
     tempfile.tempdir = str(work)
     folder = CellFolder(options.out / options.benchmark, _say, fresh=options.fresh)

@@ -30,6 +30,7 @@ from unteach.method.optimizers import OPTIMIZERS
 from unteach.models import context_length
 from unteach.models.distributed import from_first_rank, is_first_rank, join, ranks
 from unteach.models.save import save_result
+from unteach.models.threads import choose_threads
 from unteach.settings import from_yaml, to_yaml
 from unteach.training.calibrate import calibrated, is_complete, measure, noise_warning
 from unteach.training.checkpoint import Checkpoints
@@ -144,10 +145,11 @@ def forget(
         reference: A model that never saw the documents: the run stops when they are recited no better than by it.
         base: A model with the same tokenizer that never saw the documents, for losses that compare with it.
     """
-    config = config or ForgetConfig(model=str(getattr(model, "name_or_path", "") or "model"))
+    config = config or ForgetConfig()
+    source = config.model or str(getattr(model, "name_or_path", "") or "model")
     named_keep = None if keep is None else config.keep or "keep"
     named_base = None if base is None else config.base or "base"
-    config = dataclasses.replace(config, keep=named_keep, base=named_base).chosen()
+    config = dataclasses.replace(config, model=source, keep=named_keep, base=named_base).chosen()
     model.eval()  # dropout would set student and teacher apart
     inputs = Inputs(
         model,
@@ -183,6 +185,7 @@ class ForgetJob:
 
     def run(self) -> ForgetResult:
         """Read, calibrate, measure, unlearn, measure again, save."""
+        self.choose_threads()
         self.read_texts()
         self.parameters = prepared(self.inputs.model, self.config)
         if self.inputs.reference is not None and ranks() > 1:
@@ -214,6 +217,13 @@ class ForgetJob:
             self.save(self.out, result, last.notes)
         self.folder.clean_up()
         return result
+
+    def choose_threads(self) -> None:
+        """On a CPU; torchrun gives its processes one each."""
+        if self.config.resolved_device().type == "cpu" and ranks() == 1:
+            threads, reason = choose_threads(self.config.threads)
+            self.config = dataclasses.replace(self.config, threads=threads)
+            self.say(f"threads: {threads} ({reason})")
 
     def read_texts(self) -> None:
         """Tokenise the documents and the general text, and cut the passages that will be measured."""

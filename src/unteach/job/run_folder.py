@@ -6,6 +6,7 @@ import functools
 import hashlib
 import importlib
 import json
+import logging
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -135,6 +136,7 @@ def step_log(file: Path, config: ForgetConfig) -> Iterator[Callable[[dict[str, A
                 f"clip {row['clip_factor']:.2f}  {row['tokens_per_second']:,.0f} tokens/s"
             )
             progress.update(task, completed=row["step"], description=shown)
+            logging.getLogger("unteach").debug("step %d: %s", row["step"], shown)
             tracker(row)
 
         try:

@@ -45,6 +45,8 @@ def find_folder(name: str, option: str = "model") -> Path:
     configuration, tokenizer and safetensors weights are downloaded once.
     """
     shown = f"{option} is {name!r}"
+    if not name:
+        raise InputError(f"{option} is missing: name a model folder, a Hugging Face id, or micro:target")
     if name.startswith("micro:"):
         from unteach.corpora import micro
 

@@ -30,7 +30,7 @@ from unteach.method.optimizers import OPTIMIZERS
 from unteach.models import context_length
 from unteach.models.distributed import from_first_rank, is_first_rank, join, ranks
 from unteach.models.save import save_result
-from unteach.models.threads import choose_threads
+from unteach.models.threads import with_threads
 from unteach.settings import from_yaml, to_yaml
 from unteach.training.calibrate import calibrated, is_complete, measure, noise_warning
 from unteach.training.checkpoint import Checkpoints
@@ -185,8 +185,8 @@ class ForgetJob:
 
     def run(self) -> ForgetResult:
         """Read, calibrate, measure, unlearn, measure again, save."""
-        self.choose_threads()
         self.read_texts()
+        self.config = with_threads(self.config, self.say)
         self.parameters = prepared(self.inputs.model, self.config)
         if self.inputs.reference is not None and ranks() > 1:
             prepared(self.inputs.reference, self.config)
@@ -217,13 +217,6 @@ class ForgetJob:
             self.save(self.out, result, last.notes)
         self.folder.clean_up()
         return result
-
-    def choose_threads(self) -> None:
-        """On a CPU; torchrun gives its processes one each."""
-        if self.config.resolved_device().type == "cpu" and ranks() == 1:
-            threads, reason = choose_threads(self.config.threads)
-            self.config = dataclasses.replace(self.config, threads=threads)
-            self.say(f"threads: {threads} ({reason})")
 
     def read_texts(self) -> None:
         """Tokenise the documents and the general text, and cut the passages that will be measured."""

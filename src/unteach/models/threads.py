@@ -6,15 +6,30 @@ takes several times as long.
 
 from __future__ import annotations
 
+import dataclasses
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
-__all__ = ["choose_threads", "usable_cores"]
+from unteach.config import ForgetConfig
+from unteach.models.distributed import ranks
+
+__all__ = ["choose_threads", "usable_cores", "with_threads"]
 
 _CPUS = Path("/sys/devices/system/cpu")
 _CGROUP = Path("/sys/fs/cgroup")
+
+
+def with_threads(config: ForgetConfig, say: Callable[[str], None]) -> ForgetConfig:
+    """On a CPU, choose the threads of a run, say how many, and write them into its config; torchrun gives its processes
+    one each."""
+    if config.resolved_device().type != "cpu" or ranks() > 1:
+        return config
+    threads, reason = choose_threads(config.threads)
+    say(f"threads: {threads} ({reason})")
+    return dataclasses.replace(config, threads=threads)
 
 
 def choose_threads(given: int | None) -> tuple[int, str]:

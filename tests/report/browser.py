@@ -1,6 +1,6 @@
 """Headless Chromium over its debugging pipe: no driver, no port, no further package.
 
-`python tests/report/browser.py docs/images report.html` takes the pictures of docs/guide.md.
+`python tests/report/browser.py docs/images demo/report.html` takes the pictures of README.md and docs/guide.md.
 """
 
 import base64
@@ -111,13 +111,14 @@ def take_pictures(images, page):
     from PIL import Image
 
     with Browser(find()) as browser:
-        browser.open(page, 1280, 1500)
+        browser.open(page, 1280, 1180)
         wide = browser.screenshot(images / "report-wide.png")
         Image.open(wide).convert("RGB").quantize(256).save(wide, optimize=True)
         phone, sheet = images / "report-phone.png", Image.new("RGB", (3 * 390 + 2 * 24, 844), "#808890")
-        for index, place in enumerate(("body", "#tradeoff", "#examples")):
+        for index, place in enumerate(("body", "#examples", "#training")):
             browser.open(page, 390, 844, dark=True)
             browser.evaluate("document.documentElement.style.scrollBehavior = 'auto'")
+            browser.evaluate("document.querySelector('#training details').open = true")
             browser.evaluate(f"document.querySelector('{place}').scrollIntoView()")
             sheet.paste(Image.open(browser.screenshot(phone)).convert("RGB"), (index * 414, 0))
         sheet.save(phone, optimize=True)

@@ -363,8 +363,8 @@ def test_page_fits_and_is_quiet(browser, full_report, width, dark):
     assert browser.complaints() == []
 
 
-def test_no_table_is_clipped_on_a_desk(browser, tmp_path):
-    """Twenty methods with every metric there is, some with long names: as many tables as they need."""
+def test_many_methods_fit(browser, tmp_path):
+    """Twenty with every metric there is, some with long names: as many tables as they need, and closed on a phone."""
     values = ENDS["mt-nlul-kl"] | dict.fromkeys(METRICS, 0.5) | {"privleak": -98.7, "verbmem_f": 100.0}
     names = [
         f"{name}{' · learning rate 0.0003' * (place % 2)} {place}"
@@ -376,6 +376,8 @@ def test_no_table_is_clipped_on_a_desk(browser, tmp_path):
     browser.evaluate(OPEN_ALL)
     assert browser.evaluate("document.querySelectorAll('.metrics').length") >= 4
     assert browser.evaluate(CLIPPED) == []
+    browser.open(tmp_path / "report.html", 390)
+    assert browser.evaluate("document.documentElement.scrollHeight") <= 6000
 
 
 @pytest.mark.parametrize("policy", [True, False])

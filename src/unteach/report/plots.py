@@ -86,8 +86,7 @@ def tradeoff_figure(
             canvas.tip(dot, f"{method.title}: {metric} {x_text}, {utility} {y_text}")
         axes.margins(0.12, 0.16)
         axes.autoscale_view()
-        left, right = axes.get_xlim()
-        axes.set_xlim(left=max(left, -0.04 * right))  # no metric here is negative
+        axes.set_xlim(left=-0.04 * axes.get_xlim()[1])  # no metric here is negative, and a small difference looks small
         _spread(axes, utility)
         _indexpoints(axes, {point.number: position(point.metrics) for point in outside if point.number})
         axes.set_title(f"{utility} {METRICS[utility].arrow}  {METRICS[utility].title}")

@@ -218,6 +218,17 @@ def test_what_is_no_seed_of_one_method_has_a_label_of_its_own(tmp_path):
     assert trained_labels(plain, books) == [f"{name} · micro", f"{name} · muse-books"]
 
 
+def test_a_reference_measured_twice_is_one_row_with_all_that_is_known(tmp_path):
+    """Without a hash of the weights a model is known by what was measured of it, up to rounding."""
+    fewer = {key: value * (1 + 1e-7) for key, value in TARGET.items() if key != "privleak"}
+    results = [result("target", values, seed=None, model_sha256=None) for values in (fewer, TARGET)]
+    rows = methods_of(load([write_json(tmp_path / "s.json", results)]))
+    assert [(row.title, row.cell("privleak").mean) for row in rows] == [("before", TARGET["privleak"])]
+    results[0]["metrics"]["verbmem_f"]["value"] = 50.0
+    rows = methods_of(load([write_json(tmp_path / "s.json", results)]))
+    assert len(rows) == 2, "another model"
+
+
 def test_a_reference_in_the_run_folder_is_a_row(tmp_path):
     folder = make_run(tmp_path / "run")
     write_json(folder / "evaluations" / "reference.json", result("some model", RETRAINED))

@@ -23,7 +23,13 @@ from unteach.evaluation.scores import SCHEMA, Scores
 
 RUN_FILES = ("config.yaml", "metrics.jsonl", "evaluations", "result.json")
 UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
-RULES = {"stop": "met", "max_steps": "not met: too many steps", "utility_floor": "not met: damage"}
+RULES = {
+    "stop": "met",
+    "max_steps": "not met: too many steps",
+    "utility_floor": "not met: damage",
+    "nearest": "not met: nearest model kept",
+    "plateau": "not met: no more progress",
+}
 """By which rule a run ended, in words."""
 GOAL = re.compile(r"(\w+) [<>]=? ([-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?)\b")
 """A condition in the text of a stop rule."""

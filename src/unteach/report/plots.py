@@ -175,9 +175,9 @@ def _over_steps(
         for place, (whose, level) in enumerate(levels.items()):
             if level is not None:
                 axes.axhline(level, color=INK, lw=0.9, ls=((0, (2, 2)), (0, (1, 3)), (0, (6, 2)))[place], zorder=1)
-                small = {"ha": ("right", "center", "left")[place], "va": "bottom", "fontsize": 7, "color": INK}
+                small = {"ha": "left" if place == 2 else "center", "va": "bottom", "fontsize": 7, "color": INK}
                 where = {"xycoords": axes.get_yaxis_transform(), "textcoords": "offset points"}
-                axes.annotate(whose, (1 - place / 2, level), (0, 1), **where, **small)
+                axes.annotate(whose, ((0.7, 0.4, 0.0)[place], level), (0, 1), **where, **small)
         axes.margins(y=0.12)
         axes.autoscale_view()
         _spread(axes, metric)

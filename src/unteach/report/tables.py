@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import re
 import statistics
 from collections.abc import Mapping, Sequence
@@ -269,8 +270,11 @@ def methods_of(inputs: ReportInputs) -> list[MethodRow]:
 
     def add_reference(role: Role, result: Scores) -> None:
         same = references.setdefault((role, result.benchmark, result.data_sha256), [])
-        if not any(_same_model(result, other) for other in same):
+        known = next((place for place, other in enumerate(same) if _same_model(result, other)), None)
+        if known is None:
             same.append(result)
+        elif len(result) > len(same[known]):
+            same[known] = result
 
     for run in inputs.runs:
         if run.before is not None:
@@ -296,9 +300,13 @@ def methods_of(inputs: ReportInputs) -> list[MethodRow]:
 
 
 def _same_model(one: Scores, other: Scores) -> bool:
+    """By their weights, or where these are not known by all that was measured of both."""
     if one.model_sha256 and other.model_sha256:
         return one.model_sha256 == other.model_sha256
-    return dict(one) == dict(other)
+    shared = set(one) & set(other)
+    return dict(one) == dict(other) or (
+        bool(shared) and all(math.isclose(one[key], other[key], rel_tol=1e-4, abs_tol=1e-6) for key in shared)
+    )
 
 
 def _unique(methods: Sequence[MethodRow]) -> list[MethodRow]:

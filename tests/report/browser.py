@@ -111,7 +111,9 @@ def take_pictures(images, page):
     from PIL import Image
 
     with Browser(find()) as browser:
-        browser.open(page, 1280, 1180)
+        browser.open(page, 1280)
+        below = browser.evaluate("document.querySelector('.output:nth-child(3)').getBoundingClientRect().bottom")
+        browser.open(page, 1280, round(below) + 8)
         wide = browser.screenshot(images / "report-wide.png")
         Image.open(wide).convert("RGB").quantize(256).save(wide, optimize=True)
         phone, sheet = images / "report-phone.png", Image.new("RGB", (3 * 390 + 2 * 24, 844), "#808890")

@@ -36,6 +36,7 @@ def wrong(tmp_path: Path, text: str) -> list[str]:
 EVERY_FIELD_CHANGED = ForgetConfig(
     model="a model", documents="données/", out="run: 1", general="general.jsonl", keep="keep/", holdout="holdout/",
     reference="retrained", questions="questions.jsonl", keep_questions="kept.jsonl", base="small", text_field="body",
+    question_template="{question} ->",
     document_mode="truncate", max_tokens=77, general_tokens=33, batch=3, general_batch=5, keep_batch=6,
     keep_weight=0.5, micro_batch=2, trainable="all",
     method=Method(
@@ -266,3 +267,12 @@ def test_device() -> None:
     for name in ("gpu", "cuda:x", "") + (() if torch.cuda.is_available() else ("cuda",)):
         (problem,) = problems(ForgetConfig(model="m", device=name).resolved_device)
         assert problem == f"device is {name!r}: it must be auto, cpu, or a device that is here, such as cuda"
+
+
+def test_a_question_template_needs_a_place_for_the_question_and_questions() -> None:
+    template = r"Question: {question}\nAnswer:"
+    assert parse(ForgetConfig, ["m", "--questions", "q", "--question-template", template]).question_template == template
+    (place,) = problems(ForgetConfig, model="m", questions="q", question_template="Q: {} A:")
+    assert place == "question_template is 'Q: {} A:': it must have {question} where the question stands"
+    (asked,) = problems(ForgetConfig, model="m", question_template="{question}")
+    assert asked == "question_template is given, but no questions to ask: give questions, too"

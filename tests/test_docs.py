@@ -13,6 +13,8 @@ from pathlib import Path
 import unteach
 from unteach import cli, settings
 from unteach.errors import InputError
+from unteach.evaluation.formulas import Metric
+from unteach.evaluation.verdict import judge
 
 ROOT = Path(__file__).parent.parent
 WRITTEN = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
@@ -205,7 +207,7 @@ def test_python_compiles_and_its_names_are_there():
 
 
 def test_the_results_table_shows_the_cells():
-    """Every number of README's table is the mean of the cells that its row names, to the digits shown."""
+    """Every number of README's table is the mean of the cells that its row names, and its mark is the verdict's."""
     lines = [line for line in read(ROOT / "README.md").splitlines() if line.startswith("|")]
     rows = [[part.strip() for part in line.strip("|").split("|")] for line in lines]
     start = next(number for number, row in enumerate(rows) if row[-1] == "cells")
@@ -213,9 +215,22 @@ def test_the_results_table_shows_the_cells():
     rows = [row for row in rows[start + 2 :] if len(row) == len(header) + 2]
     assert set(header) == set(COLUMNS)
     assert len(rows) >= 4
+    means = {row[-1]: means_of(row[-1].strip("`")) for row in rows}
+    before, reference = means["`target-seed-*`"], means["`retrained-seed-*`"]
     for name, *shown, named in rows:
-        cells = [json.loads(read(file)) for file in ROOT.glob(f"results/micro/{named.strip('`')}.json")]
-        for title, number in zip(header, shown, strict=True):
-            mean = statistics.mean(cell["metrics"][COLUMNS[title]]["value"] for cell in cells)
+        recited, known, detectable, rest = judge(means[named], before, reference)
+        kept = {part.metric: part.mark for part in rest.parts}
+        marks = {"verbmem_f": recited.mark, "knowmem_f": known.mark, "privleak": detectable.mark} | kept
+        for title, cell in zip(header, shown, strict=True):
+            *mark, number = cell.split()
             digits = len(number.partition(".")[2])
-            assert number.replace("−", "-") == f"{mean:.{digits}f}", (name, title)
+            assert number.replace("−", "-") == f"{means[named][COLUMNS[title]].value:.{digits}f}", (name, title)
+            assert mark == ([] if rows.index([name, *shown, named]) < 2 else [marks[COLUMNS[title]]]), (name, title)
+
+
+def means_of(pattern):
+    """Every metric of the cells of that name, its mean and interval over the seeds."""
+    cells = [json.loads(read(file))["metrics"] for file in ROOT.glob(f"results/micro/{pattern}.json")]
+    bounds = ("value", "low", "high")
+    means = {name: [statistics.mean(cell[name][part] or 0.0 for cell in cells) for part in bounds] for name in cells[0]}
+    return {name: Metric(*values, 0, None, "") for name, values in means.items()}

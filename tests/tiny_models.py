@@ -1,5 +1,6 @@
 """Tiny causal language models and a small tokenizer, built in memory and saved like downloaded ones."""
 
+import copy
 import functools
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,21 @@ def small_tokenizer(*, begin: bool = True, vocabulary: int = VOCABULARY) -> Any:
     if begin:
         tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
+
+
+CHAT_TEMPLATE = (
+    "{{ bos_token }}{% for turn in messages %}"
+    "{% if turn.role == 'tool' %}{{ raise_exception('tools are not known') }}{% endif %}"
+    "[{{ turn.role }}] {{ turn.content }}{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant] {% endif %}"
+)
+
+
+def chat_tokenizer() -> Any:
+    """The small tokenizer with a chat template, which writes the begin-of-text token, too."""
+    tokenizer = copy.deepcopy(small_tokenizer())
+    tokenizer.chat_template = CHAT_TEMPLATE
+    return tokenizer
 
 
 def tiny_model(name: str, seed: int = 0) -> Any:

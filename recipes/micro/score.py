@@ -7,12 +7,11 @@ from typing import Any
 
 from unteach.corpora import Benchmark, Question, micro
 from unteach.evaluation.formulas import Metric, mean_metric
-from unteach.evaluation.memory import answer_choices, answer_questions, mean_score, recite
+from unteach.evaluation.memory import answer_choices, answer_questions, mean_score
 from unteach.evaluation.metrics import MEASUREMENTS
 from unteach.evaluation.scores import Scores, evaluate
 
 from . import generate
-from .build import probes
 
 QUICK_MEASUREMENTS = tuple(name for name in MEASUREMENTS if name != "privleak")
 """All but the membership scores, which take longer than the rest together."""
@@ -41,9 +40,9 @@ def score(
     reference: Scores | None = None,
     count: int | None = None,
 ) -> Scores:
-    """Measure a model with the evaluation suite, and three things that only this benchmark has.
+    """Measure a model with the evaluation suite, and two things that only this benchmark has.
 
-    `verbmem_r`: recital of the retain reports. `knowmem_unasked`: questions about people of the pretraining text
+    `knowmem_unasked`: questions about people of the pretraining text
     who have reports but no questions there, so that answers come from reading. `knowmem_pretraining`: questions
     about people whom the pretraining text asks about.
 
@@ -57,9 +56,7 @@ def score(
     """
     bench = bench if count is None else bench.first(count)
     scores = evaluate(model, tokenizer, bench, measurements=measurements, reference_scores=reference, progress=False)
-    retain = probes(tokenizer, "retain")[:count]
     records = {
-        "verbmem_r": recite(model, tokenizer, retain),
         "knowmem_unasked": answers(model, tokenizer, micro.questions("unasked")[:count]),
         "knowmem_pretraining": answers(model, tokenizer, micro.questions("pretraining")[:count]),
     }

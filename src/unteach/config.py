@@ -180,6 +180,9 @@ class ForgetConfig:
     """A .jsonl file of question and answer about the documents, measured before and after."""
     keep_questions: str | None = None
     """The same about what is to be kept."""
+    question_template: str | None = None
+    r"""How a question is put to the model: text with {question} in it, such as "Question: {question}\nAnswer:". None: a
+    user turn of the tokenizer's chat template, or that text where it has none."""
     base: str | None = None
     """A model with the same tokenizer that never saw the documents, which some losses compare with (``it``). Also
     accepted as incompetent, the paper's word."""
@@ -276,6 +279,7 @@ class ForgetConfig:
             if method.loss in LOSSES and LOSSES[method.loss].base == "given" and not self.base:
                 never = "a model with the same tokenizer that never saw the documents"
                 wrong.append(f"loss {method.loss} needs base: {never}")
+        wrong += template_problems(self.question_template, self.questions or self.keep_questions)
         if self.method.steps is not None:
             wrong.append(f"steps is {self.method.steps}: the last phase runs until a stop rule, set max_steps")
         before = sum(phase.steps or 0 for phase in self.phases)
@@ -315,6 +319,16 @@ def resolved_device(name: str) -> torch.device:
     except (RuntimeError, AssertionError, NotImplementedError):  # no such name, or PyTorch has none of it here
         raise InputError(f"device is {name!r}: it must be auto, cpu, or a device that is here, such as cuda") from None
     return device
+
+
+def template_problems(template: str | None, questions: object) -> list[str]:
+    """What is wrong with a question template, beside the questions that were given."""
+    if template is None:
+        return []
+    wrong = [] if questions else ["question_template is given, but no questions to ask: give questions, too"]
+    if "{question}" not in template:
+        wrong.append(f"question_template is {template!r}: it must have {{question}} where the question stands")
+    return wrong
 
 
 def _outside(settings: Any, where: str, must: str, *names: str) -> list[str]:

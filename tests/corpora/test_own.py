@@ -1,12 +1,14 @@
 """Probes cut from documents, their halves, and questions from files."""
 
+import copy
 import json
 
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from unteach.corpora import Question
+from tiny_models import CHAT_TEMPLATE
+from unteach.corpora import Benchmark, MeasuringSettings, Question
 from unteach.corpora.own import cut_probes, own_benchmark, read_questions, split_probes, take_examples
 from unteach.data import Documents, tokenise
 
@@ -176,3 +178,26 @@ def test_other_scripts_are_counted():
     benchmark = own_benchmark(of_words(["λόγος"]), [" ".join(["λόγος"] * 40)])
     assert benchmark.settings.words == "unicode"
     assert "words of every script" in benchmark.notes[0]
+
+
+def test_questions_are_asked_in_the_models_own_form_or_as_told(word_tokenizer):
+    asked = {"forget_questions": [Question("Who?", "Adler")]}
+    plain = own_benchmark(word_tokenizer, DOCUMENTS, **asked)
+    assert plain.settings.question_prompt == MeasuringSettings().question_prompt
+    assert "questions are asked as 'Question: {question}\\nAnswer: '" in plain.notes
+    speaking = copy.deepcopy(word_tokenizer)
+    speaking.chat_template = CHAT_TEMPLATE
+    chat = own_benchmark(speaking, DOCUMENTS, **asked)
+    assert chat.settings.chat_questions
+    assert "questions are asked as user turns of the tokenizer's chat template" in chat.notes
+    assert chat.data_sha256 != plain.data_sha256
+    assert own_benchmark(speaking, DOCUMENTS).settings == MeasuringSettings(membership_tokens=1024), "nothing is asked"
+    told = own_benchmark(speaking, DOCUMENTS, question_template=r"Q{1}: {question}\nA:", **asked).settings
+    assert not told.chat_questions
+    assert told.question_prompt.format(question="Who?") == "Q{1}: Who?\nA:"
+    assert told.question_example.format(question="Who?", answer="I") == "Q{1}: Who?\nA: I\n\n"
+    assert told.answer_ends == ("\n\n", "\nQ{1}:")
+
+
+def test_hashes_of_benchmarks_from_before_chat_questions_stay():
+    assert Benchmark("b").data_sha256 == "851dabfd79f00ba6f2d430d4fd1a8503aca712881669d893083b2645030e7e74"

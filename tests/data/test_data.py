@@ -15,7 +15,7 @@ import pytest
 import torch
 from pyarrow import Table, parquet
 
-from tiny_models import SENTENCES, small_tokenizer
+from tiny_models import SENTENCES, chat_tokenizer, small_tokenizer
 from unteach.corpora import micro
 from unteach.data import Documents, ForgetBatches, GeneralText, overlap, pad, read_documents, special_ids, tokenise
 from unteach.data import documents as module
@@ -399,3 +399,43 @@ def test_pad_fills_up_on_the_right() -> None:
     input_ids, lengths = pad([[5, 6, 7], [8, 9]], pad_id=3)
     assert (input_ids.tolist(), lengths.tolist()) == ([[5, 6, 7], [8, 9, 3]], [3, 2])
     assert input_ids.dtype == lengths.dtype == torch.int64
+
+
+# ---- conversations ---------------------------------------------------------------------------------
+
+TURNS = [{"role": "user", "content": "Who baked?"}, {"role": "assistant", "content": "Ann Lee."}]
+
+
+def test_conversations_are_read_in_every_kind_of_file_and_kept_apart_from_texts(tmp_path: Path) -> None:
+    rows = [{"messages": TURNS, "id": 1}, {"text": "plain"}, {"text": "its text", "messages": TURNS}]
+    lines = write(tmp_path / "a.jsonl", "\n".join(map(json.dumps, rows)))
+    found = read_documents(str(lines))
+    assert found.texts == ["user: Who baked?\nassistant: Ann Lee.", "plain", "its text"]
+    assert found.conversations == {0: TURNS}
+    parquet.write_table(Table.from_pylist([{"messages": TURNS}]), tmp_path / "b.parquet")
+    assert read_documents(str(tmp_path / "b.parquet")).texts == found.texts[:1]
+
+
+@pytest.mark.parametrize("messages", [[], [{"role": "user"}], [{"role": "user", "content": None}], {"role": "user"}])
+def test_what_is_no_conversation_is_named(tmp_path: Path, messages: object) -> None:
+    (problem,) = problems_of(write(tmp_path / "a.jsonl", json.dumps({"messages": messages})))
+    assert "line 1: field 'messages' must be a list of objects with role and content, both text" in problem
+
+
+def test_conversations_take_the_form_of_the_model_with_its_special_tokens_once() -> None:
+    tokenizer = chat_tokenizer()
+    whole = Documents("source", ["plain", "user: Who baked?\nassistant: Ann Lee."], conversations={1: TURNS})
+    found = whole.in_form_of(tokenizer)
+    assert found.texts == ["plain", "[user] Who baked?</s>[assistant] Ann Lee.</s>"]
+    templated = tokenizer(tokenizer.apply_chat_template(TURNS, tokenize=False), add_special_tokens=False)["input_ids"]
+    (ids,) = tokenise(Documents("one", found.texts[1:]), tokenizer, mode="chunk", max_tokens=256).sequences
+    assert list(ids) == templated
+    assert templated.count(tokenizer.bos_token_id) == 1
+    assert whole.in_form_of(small_tokenizer()).texts == whole.texts, "it has no template"
+
+
+def test_a_conversation_that_the_template_refuses_is_named() -> None:
+    turns = [{"role": "tool", "content": "x"}]
+    refused = Documents("source", ["tool: x"], ["file.jsonl, line 7"], conversations={0: turns})
+    with pytest.raises(InputError, match=r"source, file\.jsonl, line 7: .*template refuses.*tools are not known"):
+        refused.in_form_of(chat_tokenizer())

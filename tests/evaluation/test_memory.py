@@ -10,8 +10,9 @@ from scipy.stats import hmean, ks_2samp
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from tiny_models import chat_tokenizer
 from unteach.corpora import Benchmark, ChoiceQuestion, MeasuringSettings, Probe, Question, Tofu, TofuQuestion
-from unteach.corpora.own import cut_probes
+from unteach.corpora.own import cut_probes, question_form
 from unteach.evaluation.inference import Batching
 from unteach.evaluation.memory import answer_choices, answer_questions, cut_answer, letter_tokens, mean_score, recite
 from unteach.evaluation.metrics import Evaluation
@@ -90,6 +91,21 @@ def test_questions_are_asked_after_the_examples_and_answers_are_cut(tokenizer):
     settings = MeasuringSettings(question_prompt="{question} ->", knowledge_tokens=3)
     [record] = answer_questions(model, tokenizer, [Question("Where?", "here")], settings=settings)
     assert record["prompt"] == "Where? ->"
+
+
+def test_a_chat_model_is_asked_in_its_template_with_the_examples_as_earlier_turns():
+    """The same model, the same question: all right in its own form, wrong in another."""
+    tokenizer, question = chat_tokenizer(), Question("Who is the woman?", "Irene Adler")
+    text = "<s>[user] Where?</s>[assistant] in Bohemia</s>[user] Who is the woman?</s>[assistant] Irene Adler</s>"
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    model = memorise(build_llama(len(tokenizer), hidden_size=64, seed=2), [ids], steps=60)
+    examples = [Question("Where?", "in Bohemia")]
+    form = MeasuringSettings(**question_form(tokenizer))
+    [record] = answer_questions(model, tokenizer, [question], examples, settings=form)
+    assert (record["prompt"], record["output"], record["score"]) == (question.question, "Irene Adler", 1.0)
+    assert "cut" not in record
+    [other] = answer_questions(model, tokenizer, [question], examples)
+    assert other["score"] < 0.5
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 
 from unteach.evaluation.formulas import Metric
 from unteach.evaluation.metrics import LOSS_AUC, RAW_AUC
-from unteach.evaluation.verdict import judge, lines, sentence, stop_scores
+from unteach.evaluation.verdict import judge, lines, sentence, stop_scores, unanswered
 from unteach.job.card import model_card
 
 BEFORE = {
@@ -53,7 +53,7 @@ def test_all_forgotten_and_all_kept():
         ({RAW_AUC: 0.9}, 2, "overshoot: they stand out as less likely than never-seen text"),
         ({LOSS_AUC: 0.2}, 2, "✗ still detectable: membership AUC by loss 0.200"),
         ({LOSS_AUC: 0.95}, 2, "overshoot"),
-        ({"nll_retain": 0.7}, 3, "✗ rest damaged: damaged: kept documents"),
+        ({"nll_retain": 0.7}, 3, "✗ rest damaged: kept documents"),
         ({"verbmem_r": 15.0}, 3, "damaged: recital of kept documents"),
         ({"knowmem_r": 82.0}, 3, "damaged: kept answers"),
         ({"nll_general": 3.6}, 3, "damaged: general text"),
@@ -90,7 +90,7 @@ def test_what_was_not_measured_has_no_answer(change, place, words):
 
 def test_parts_that_were_not_measured_are_named_and_damage_is_said_all_the_same():
     without = answers({"knowmem_r": None})[3]
-    assert (without.answer, without.note) == (True, "not measured: kept answers")
+    assert (without.answer, without.note) == (True, "not judged: kept answers")
     assert "not measured: give --keep-questions" in "\n".join(lines([without] * 4))
     assert answers({"nll_retain": None, "verbmem_r": None, "knowmem_r": None, "nll_general": 4.0})[3].answer is False
 
@@ -111,6 +111,30 @@ def test_where_the_level_of_the_never_seen_comes_from():
     assert answers(before={})[3].answer is None, "nothing to compare with"
 
 
+def test_questions_that_were_hardly_answered_before_show_nothing():
+    """A wrong form of asking gives 8.6 before and less after: that is neither forgotten nor kept."""
+    hint = "the model answered almost none of them before: is this how it was asked in training? --question-template"
+    few = BEFORE | {"knowmem_f": 8.6, "knowmem_r": 7.0}
+    _, knows, _, rest = answers({"knowmem_f": 2.0, "knowmem_r": 7.0}, before=few)
+    assert (knows.answer, knows.note) == (None, hint)
+    assert (rest.answer, rest.note) == (True, "not judged: kept answers")
+    kept = "? kept answers: answers on retained documents 7.0 [5.5, 8.5], before 7.0, the reference model 92.0"
+    assert f"    {kept}; {hint}" in lines([rest] * 4)
+    assert answers({"knowmem_f": 2.0}, before=few, reference=None)[1].note == hint
+    assert answers({"knowmem_f": 30.0}, before=few)[1].answer is False, "more than before is known"
+    assert answers({"knowmem_r": 1.0}, before=few)[3].answer is False
+    assert unanswered(few) == [
+        f"warning: answers on forget documents 8.6: {hint}",
+        f"warning: answers on retained documents 7.0: {hint}",
+    ]
+    assert unanswered(BEFORE) == unanswered({}) == []
+
+
+def test_what_was_not_recited_before_is_not_said_to_be_forgotten_by_the_run():
+    found = answers(before=BEFORE | {"verbmem_f": 15.0})[0]
+    assert found.note == "and before no better than what was never seen"
+
+
 def test_sentences_name_what_is_open_and_count_several_methods():
     assert sentence({"m": answers({"knowmem_f": None, "verbmem_f": 60.0})}) == (
         "The documents are still recited and no longer detectable, and the rest is kept; not judged: known."
@@ -127,11 +151,15 @@ def test_a_card_says_the_same_and_that_a_run_failed():
     given = {"base_model": "m", "settings": {"method": method}, "data": {"forget": {"documents": 3}}, "verdict": found}
     scores = {"before": BEFORE, "after": AFTER}
     card = model_card(**given, scores=scores, forgotten=False)
-    assert "# m with 3 documents unlearned: not enough, the run ended without meeting its rule\n" in card
+    assert "# m with 3 documents unlearned: not enough, the run ended without meeting its rule (still known)\n" in card
     assert "(AdamW, matching a model that never saw the documents, held by KL)" in card
     assert all(f"- {line.strip()}\n" in card for line in lines(found))
     absent = "No model trained without the documents was there to compare with"
     assert absent in card
     card = model_card(**given, scores=scores | {"reference": REFERENCE})
     assert absent not in card
-    assert "# m with 3 documents unlearned\n" in card
+    assert "# m with 3 documents unlearned (still known)\n" in card
+    assert "# m with 3 documents unlearned\n" in model_card(**given | {"verdict": answers()}, scores=scores)
+    beside = model_card(**given | {"settings": {"method": method, "base": "before/"}}, scores=scores)
+    assert absent not in beside
+    assert "only `before/`, from before they were learned, was there to compare with, and no retrained one" in beside

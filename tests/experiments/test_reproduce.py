@@ -22,6 +22,7 @@ from unteach.data import read_documents
 from unteach.errors import InputError
 from unteach.evaluation.formulas import Metric
 from unteach.evaluation.scores import Scores
+from unteach.evaluation.verdict import judge
 from unteach.experiments import demo, reproduce
 from unteach.experiments.paper import theorem
 from unteach.experiments.reproduce import ReproduceOptions, number_of_jobs, run
@@ -387,7 +388,7 @@ def runs(monkeypatch):
         records = {"verbmem_f": [{"prompt": "p", "expected": "e", "output": "o", "score": 1.0}]}
         for file in ("step_000000", "reference", "step_000007"):
             Scores("micro", metrics, records).write(Path(config.out) / "evaluations" / f"{file}.json")
-        return SimpleNamespace(steps=7, seconds=1.25)
+        return SimpleNamespace(steps=7, seconds=1.25, verdict=judge({}))
 
     monkeypatch.setattr("unteach.job.run_forget", forget)
     monkeypatch.setattr("unteach.report.write_report", lambda folders, path: path)
@@ -398,7 +399,16 @@ def test_the_rows_of_the_demo(runs, tmp_path):
     configs, measured = runs
     result = demo.run(demo.DemoOptions(out=tmp_path / "demo", seed=3, json=True))
     assert [row["name"] for row in result["rows"]] == ["target", "retrained", "mt-nlul-kl", "adamw-npo-kl", "deep"]
-    metrics = {"verbmem_f", "knowmem_f", "knowmem_r", "privleak", "nll_general", "degenerate"}
+    metrics = {
+        "verbmem_f",
+        "verbmem_r",
+        "knowmem_f",
+        "knowmem_r",
+        "privleak",
+        "nll_general",
+        "nll_retain",
+        "degenerate",
+    }
     assert all(set(row) == {"name", "seed", *metrics, "steps", "seconds"} for row in result["rows"])
     assert {row["seed"] for row in result["rows"]} == {3}
     assert [row["steps"] for row in result["rows"]] == [None, None, 7, 7, 7]
@@ -422,7 +432,9 @@ def test_all_methods_of_the_paper_can_be_shown(runs, tmp_path, capsys):
     assert [*bases][-1] == "deep"
     assert len(bases) == 9
     assert {name: base for name, base in bases.items() if base} == {"adamw-it-kl": "micro:small", "deep": "micro:base"}
-    assert "A forget article begins: p" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "A forget article begins: p" in printed
+    assert printed.count("? known: not measured: give --questions") == 9
 
 
 @pytest.mark.slow

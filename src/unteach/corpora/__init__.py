@@ -81,6 +81,8 @@ class MeasuringSettings:
     question_example: str = "Question: {question}\nAnswer: {answer}\n\n"
     """How a worked example is written before a question."""
     question_prompt: str = "Question: {question}\nAnswer: "
+    chat_questions: bool = False
+    """Ask in the tokenizer's chat template instead: a user turn, after the worked examples as earlier turns."""
     answer_ends: tuple[str, ...] = ("\n\n", "\nQuestion", "Question:")
     """An answer is cut before the first of these."""
     membership_tokens: int | None = None
@@ -95,6 +97,11 @@ class MeasuringSettings:
     """A prompt that does not fit the model's context: drop its oldest tokens and say so, or refuse."""
     words: Literal["latin", "unicode"] = "latin"
     """How ROUGE splits words: as MUSE (a-z and 0-9 only), or any script."""
+
+    @property
+    def asked_as(self) -> str:
+        """The form of a question, for people."""
+        return "user turns of the tokenizer's chat template" if self.chat_questions else repr(self.question_prompt)
 
 
 @dataclass(frozen=True)
@@ -127,8 +134,10 @@ class Benchmark:
         """Hash of all texts, questions and settings: equal for equal data, wherever it was read from."""
         content = dataclasses.asdict(self)
         del content["notes"]
-        if not self.verbatim_retain:  # came later: hashes of benchmarks without it stay
+        if not self.verbatim_retain:  # came later, as the next: hashes of benchmarks without it stay
             del content["verbatim_retain"]
+        if not self.settings.chat_questions:
+            del content["settings"]["chat_questions"]
         canonical = json.dumps(content, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
 

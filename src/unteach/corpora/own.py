@@ -9,6 +9,7 @@ import numpy as np
 
 from unteach.corpora import Benchmark, MeasuringSettings, Probe, Question
 from unteach.data import Documents, special_ids
+from unteach.data.chat import has_template
 from unteach.data.documents import decode, split_words
 from unteach.data.records import read_rows
 
@@ -118,6 +119,37 @@ def read_questions(path: Path) -> tuple[Question, ...]:
     return tuple(Question(str(row["question"]), str(row["answer"])) for row in rows)
 
 
+def question_problems(option: str, path: Path | None) -> list[str]:
+    """What keeps the questions in a file, given as `option`, from being read."""
+    if not path:
+        return []
+    if not path.is_file():
+        return [f"{option} is {str(path)!r}: there is no such file"]
+    try:
+        read_questions(path)
+    except ValueError as error:
+        return [f"{option} is {error}"]
+    return []
+
+
+def question_form(tokenizer: Any, template: str | None = None) -> dict[str, Any]:
+    r"""How questions are asked, as fields of `MeasuringSettings`.
+
+    `template` is text with `{question}` in it, where `\n` may stand for the end of a line. Without one a tokenizer's
+    chat template is used, and without that MUSE's form.
+    """
+    if template is None:
+        return {"chat_questions": True, "answer_ends": ()} if has_template(tokenizer) else {}
+    text = template.replace("\\n", "\n").replace("\\t", "\t")
+    prompt = text.replace("{", "{{").replace("}", "}}").replace("{{question}}", "{question}")
+    first_word = text.partition("{question}")[0].strip()
+    return {
+        "question_prompt": prompt,
+        "question_example": prompt + ("" if prompt[-1:].isspace() else " ") + "{answer}\n\n",
+        "answer_ends": ("\n\n", *([f"\n{first_word}"] if first_word else [])),
+    }
+
+
 def take_examples(
     questions: Sequence[Question], shots: int = 5, seed: int = 0
 ) -> tuple[tuple[Question, ...], tuple[Question, ...]]:
@@ -138,6 +170,7 @@ def own_benchmark(
     retain_questions: Sequence[Question] = (),
     general_texts: Documents | Sequence[str] = (),
     count: int = 100,
+    question_template: str | None = None,
     membership_tokens: int = 1024,
     seed: int = 0,
     name: str = "own documents",
@@ -147,7 +180,8 @@ def own_benchmark(
 
     Holdout documents are of the same kind as the forget documents, and the model never saw them: they show what chance
     recites (`verbmem_holdout`) and make membership measurable. General texts are for `nll_general`. At most `count`
-    probes, membership texts and general texts each are chosen; `cut` is further settings of `cut_probes`.
+    probes, membership texts and general texts each are chosen; `cut` is further settings of `cut_probes`. Questions
+    are asked in the model's own form, see `question_form`.
     """
     cut |= {"count": count, "later_passages": True, "seed": seed}
     forget_probes = cut_probes(forget_documents, tokenizer, **cut)
@@ -158,6 +192,9 @@ def own_benchmark(
     if len(split_words(expected)) < 0.9 * len(split_words(expected, "unicode")):
         settings = dataclasses.replace(settings, words="unicode")
         notes.append("ROUGE counts words of every script (words = 'unicode'): MUSE's rule sees a-z and 0-9 only")
+    if forget_questions or retain_questions:
+        settings = dataclasses.replace(settings, **question_form(tokenizer, question_template))
+        notes.append(f"questions are asked as {settings.asked_as}")
     if holdout_documents:
         compared = "membership compares the forget documents with the holdout documents"
         notes.append(f"{compared}: it means something only where both are of the same kind")

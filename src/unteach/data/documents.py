@@ -13,13 +13,14 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from unteach.data.records import READERS, RecordProblem, extension_of, iterate_records
+from unteach.data.chat import Turn, chat_text, has_template, is_conversation, plain_text
+from unteach.data.records import MESSAGES, READERS, RecordProblem, extension_of, iterate_records
 from unteach.errors import InputError, first_line
 
 MOST_PROBLEMS = 20
@@ -42,6 +43,8 @@ class Documents:
     """Where each text comes from: a file name, a file name with line number, or a number."""
     skipped: list[tuple[str, str]] = field(default_factory=list)
     """What was left out: label and reason."""
+    conversations: dict[int, list[Turn]] = field(default_factory=dict)
+    """The texts, by number, that are conversations: lines `role: content` until they are `in_form_of` a model."""
     _encoded: tuple[Any, list[list[int]]] | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -67,6 +70,22 @@ class Documents:
         if self._encoded is None or self._encoded[0] is not tokenizer:
             self._encoded = tokenizer, list(encode_texts(tokenizer, self.texts))
         return self._encoded[1]
+
+    def in_form_of(self, tokenizer: Any) -> Documents:
+        """The same with conversations in the tokenizer's chat template, where it has one.
+
+        What the tokenizer puts before and after every text by itself is left out where the template writes it, too.
+        """
+        if not (self.conversations and has_template(tokenizer)):
+            return self
+        before, after = (tokenizer.decode(ids) for ids in special_ids(tokenizer))
+        texts = list(self.texts)
+        for number, turns in self.conversations.items():
+            try:
+                texts[number] = chat_text(tokenizer, turns).removeprefix(before).removesuffix(after)
+            except InputError as error:
+                raise InputError(f"{self.name}, {self.labels[number]}: {error}") from None
+        return replace(self, texts=texts, conversations={})
 
     def set_aside(self, count: int, seed: int) -> tuple[Documents, Documents]:
         """Split at random into the documents to work with and `count` others that nothing is trained on.
@@ -107,7 +126,8 @@ def read_documents(
     Args:
         source: A folder (read with all folders in it, in the order of the names), a file, `micro:PART`, or a Hugging
             Face dataset as `owner/name[:subset[:split]]` (split `train` unless given). Files are .txt and .md (a
-            document each), .jsonl, .json and .parquet (a document per record); all but .parquet also gzipped.
+            document each), .jsonl, .json and .parquet (a document per record); all but .parquet also gzipped. A record
+            without the text field that has `messages` (objects with `role` and `content`) is a conversation.
         text_field: The field of a record that holds the text.
         max_bytes: At most about this much text is read. Of a larger source every document is then drawn with the same
             probability, the one that its size in bytes suggests; a dataset is streamed in shuffled order.
@@ -134,11 +154,15 @@ def read_documents(
         if (max_bytes is not None and size >= max_bytes) or len(problems) + len(without_field) > most:
             break
         place = ", ".join(part for part in (where, label) if part)
-        if isinstance(record, dict) and text_field not in record:
+        chosen = text_field if not isinstance(record, dict) or text_field in record else MESSAGES
+        if isinstance(record, dict) and chosen not in record:
             fields = ", ".join(repr(name) for name in record) or "no field at all"
             without_field.setdefault((where, fields), []).append(label)
             continue
-        text = record[text_field] if isinstance(record, dict) else record
+        text = record[chosen] if isinstance(record, dict) else record
+        if is_conversation(text):
+            documents.conversations[len(documents.texts)] = text
+            text = plain_text(text)
         if isinstance(text, str) and text.strip():
             try:
                 size += len(text.encode())
@@ -151,7 +175,9 @@ def read_documents(
         elif isinstance(text, str) or (text is None and isinstance(record, dict)):
             documents.skipped.append((place, "empty"))
         elif isinstance(record, dict):
-            problems.append(f"{place}: field {text_field!r} is {type(text).__name__}, must be text")
+            wrong = f"is {type(text).__name__}, must be text"
+            wrong = "must be a list of objects with role and content, both text" if chosen == MESSAGES else wrong
+            problems.append(f"{place}: field {chosen!r} {wrong}")
         else:
             problems.append(f"{place}: must be an object with field {text_field!r}")
     for (where, fields), labels in without_field.items():

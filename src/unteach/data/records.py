@@ -18,6 +18,8 @@ from unteach.writing import write_whole
 Row = dict[str, Any]
 Records = Iterator[tuple[str, Any]]
 """Where each record is in its file (`line 3`; empty for the file as a whole), and the record."""
+MESSAGES = "messages"
+"""The field of a conversation, read where a record has no text field."""
 Draw = Callable[[], bool]
 TABLE_EXTENSIONS = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")
 _NO_OBJECTS = "a list of objects is needed, one per text or question"
@@ -102,6 +104,7 @@ def _parquet(file: Path, draw: Draw, column: str | None) -> Records:
     try:
         with parquet.ParquetFile(file) as table:
             names = table.schema_arrow.names
+            column = MESSAGES if column and column not in names and MESSAGES in names else column
             if column is not None and column not in names:
                 yield "its columns", dict.fromkeys(names)
                 return

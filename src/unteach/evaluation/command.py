@@ -13,10 +13,10 @@ from typing import Any, Literal
 import torch
 from rich.table import Table
 
-from unteach.config import resolved_device
+from unteach.config import resolved_device, template_problems
 from unteach.corpora import Benchmark
 from unteach.corpora.catalog import NAMES, add_multiple_choice, load_benchmark
-from unteach.corpora.own import own_benchmark, read_questions
+from unteach.corpora.own import own_benchmark, question_problems, read_questions
 from unteach.data.documents import read_documents
 from unteach.errors import InputError
 from unteach.evaluation.formulas import Metric
@@ -59,6 +59,9 @@ class EvaluateOptions:
     """Benchmark own: a file of questions and answers about the forgotten documents."""
     retain_questions: Path | None = None
     """Benchmark own: a file of questions and answers about what was to be kept."""
+    question_template: str | None = None
+    r"""How a question is put to the model, such as "Question: {question}\nAnswer:". None: as a user turn of its chat
+    template, or so."""
     general: str | None = None
     """General text, for the loss on it (nll_general)."""
     mmlu: Path | None = None
@@ -114,10 +117,11 @@ def _check(options: EvaluateOptions) -> None:
     for name in ("documents", "holdout", "questions", "retain_questions"):
         if name in given and not own:
             problems.append(f"{name} is given, but the benchmark is {benchmark!r}: set benchmark to own")
-    for name in ("data", "mmlu", "lm_eval_tasks", "questions", "retain_questions"):
-        kind = "file" if name.endswith("questions") else "folder"
-        if name in given and not (given[name].is_file() if kind == "file" else given[name].is_dir()):
-            problems.append(f"{name} is {str(given[name])!r}: there is no such {kind}")
+    for name in ("data", "mmlu", "lm_eval_tasks"):
+        if name in given and not given[name].is_dir():
+            problems.append(f"{name} is {str(given[name])!r}: there is no such folder")
+    for name in ("questions", "retain_questions"):
+        problems += question_problems(name, given.get(name))
     if "reference" in given and "reference_auc" in given:
         problems.append("reference and reference_auc are both given: give one of them")
     if not 0 < given.get("reference_auc", 1) <= 1:
@@ -125,6 +129,7 @@ def _check(options: EvaluateOptions) -> None:
     for name in ("limit", "batch_size"):
         if given.get(name, 1) < 1:
             problems.append(f"{name} is {given[name]}: at least 1 is needed")
+    problems += template_problems(options.question_template, options.questions or options.retain_questions)
     if options.lm_eval and importlib.util.find_spec("lm_eval") is None:
         problems.append("lm_eval names tasks, but the package is missing: pip install lm-eval")
     if options.out is not None and options.out.is_dir():
@@ -191,10 +196,13 @@ def _benchmark(options: EvaluateOptions, tokenizer: Any) -> Benchmark:
         assert options.documents is not None
         benchmark = own_benchmark(
             tokenizer,
-            read_documents(options.documents, option="documents").texts,
-            holdout_documents=read_documents(options.holdout, option="holdout").texts if options.holdout else (),
+            read_documents(options.documents, option="documents").in_form_of(tokenizer),
+            holdout_documents=(
+                read_documents(options.holdout, option="holdout").in_form_of(tokenizer) if options.holdout else ()
+            ),
             forget_questions=read_questions(options.questions) if options.questions else (),
             retain_questions=read_questions(options.retain_questions) if options.retain_questions else (),
+            question_template=options.question_template,
             seed=options.seed,
         )
     else:

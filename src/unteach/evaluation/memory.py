@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from unteach.corpora import ChoiceQuestion, MeasuringSettings, Probe, Question
+from unteach.data.chat import chat_text
 from unteach.data.documents import decode, encode
 from unteach.evaluation.formulas import is_degenerate, rouge_l
 from unteach.evaluation.generation import generate, next_tokens
@@ -55,23 +56,34 @@ def answer_questions(
     """Ask each question after the worked examples and compare the answer with the true one by ROUGE-L.
 
     As in MUSE: the examples (ten there) and the question are one prompt that ends with `Answer: `; 32 tokens
-    are generated greedily and cut at a blank line or at the next `Question`.
+    are generated greedily and cut at a blank line or at the next `Question`. With `chat_questions` they are turns of a
+    conversation in the tokenizer's chat template, and an answer ends where the model ends its turn.
 
     Returns:
         For each question the same as `recite`; its `prompt` is without the examples.
     """
     settings = settings or MeasuringSettings()
-    beginning = "".join(
-        settings.question_example.format(question=example.question, answer=example.answer) for example in examples
-    )
-    shown = [settings.question_prompt.format(question=question.question) for question in questions]
-    prompts = [encode(tokenizer, beginning + prompt) for prompt in shown]
+    if settings.chat_questions:
+        shown = [question.question for question in questions]
+        prompts = [_chat_prompt(tokenizer, question, examples) for question in questions]
+    else:
+        beginning = "".join(settings.question_example.format(**vars(example)) for example in examples)
+        shown = [settings.question_prompt.format(question=question.question) for question in questions]
+        prompts = [encode(tokenizer, beginning + prompt) for prompt in shown]
     limits = [settings.knowledge_tokens] * len(prompts)
     outputs, cuts = continue_prompts(model, tokenizer, prompts, limits, settings, batching)
     return [
         _record(prompt, question.answer, cut_answer(output, settings.answer_ends), cut, settings)
         for prompt, question, output, cut in zip(shown, questions, outputs, cuts, strict=True)
     ]
+
+
+def _chat_prompt(tokenizer: Any, question: Question, examples: Sequence[Question]) -> list[int]:
+    """A question as the last turn of a conversation, up to where the model's answer begins."""
+    pairs = [(("user", example.question), ("assistant", example.answer)) for example in examples]
+    said = [turn for pair in pairs for turn in pair] + [("user", question.question)]
+    turns = [{"role": role, "content": content} for role, content in said]
+    return list(tokenizer(chat_text(tokenizer, turns, answer=True), add_special_tokens=False)["input_ids"])
 
 
 def continue_prompts(

@@ -15,11 +15,18 @@ from unteach.evaluation.formulas import Metric
 from unteach.evaluation.metrics import LOSS_AUC, RAW_AUC, describe
 from unteach.writing import format_number
 
+FORGOTTEN = ("verbmem_f", "knowmem_f", RAW_AUC, LOSS_AUC)
+"""What looks at the forget documents; all else looks at the rest."""
 AUC_BAND = 0.1
 """So far from never-seen text's an AUC may lie, on either side, even where its interval is narrower."""
 KEPT_ANSWERS = 0.9
 """Share of the answers on kept documents from which on they count as kept."""
+ALMOST_NONE = 10.0
+"""A model that scores no more than this on questions before the run answers almost none of them."""
 NOT_MEASURED = "not measured: give "
+ASKED_OTHERWISE = (
+    "the model answered almost none of them before: is this how it was asked in training? --question-template"
+)
 KEEP = "--keep, ten documents or more"
 REFERENCE = "the reference model"
 TITLES = {
@@ -75,6 +82,8 @@ class Finding:
         interval = f" [{low}, {high}]" if low and high else ""
         earlier = f", before {before}" if before else ""
         unseen = f", never seen {never_seen} ({self.source})" if never_seen else ""
+        if never_seen and self.metric not in FORGOTTEN:  # the reference model has seen what is to be kept
+            unseen = f", {self.source} {never_seen}"
         return f"{describe(self.metric).title or self.metric} {value}{interval}{earlier}{unseen}"
 
     @property
@@ -102,7 +111,7 @@ def judge(
     look = partial(_measured, after=after, before=before)
     return (
         _at_most(look("no longer recited", "verbmem_f", "--documents"), recited, "--reference or --holdout"),
-        _at_most(look("no longer known", "knowmem_f", "--questions"), known, "--reference or --base"),
+        _known(_at_most(look("no longer known", "knowmem_f", "--questions"), known, "--reference or --base")),
         _detectable(look, reference),
         _rest(look, reference),
     )
@@ -125,7 +134,24 @@ def _at_most(found: Finding, levels: Sequence[tuple[Metric | None, str]], flag: 
         return replace(found, note=f"level of a model that never saw them {NOT_MEASURED}{flag}")
     limit = level.value if level.high is None else max(level.value, level.high)
     noise = "within the interval of what was never seen" if level.value < found.value <= limit else ""
-    return replace(found, answer=found.value <= limit, never_seen=level.value, source=source, note=noise)
+    found = replace(found, answer=found.value <= limit, never_seen=level.value, source=source, note=noise)
+    if found.answer and found.before is not None and found.before <= limit:  # what was not there is not forgotten
+        found = replace(found, note="and before no better than what was never seen")
+    return found
+
+
+def _known(found: Finding) -> Finding:
+    """Open where the questions were hardly answered before: nothing can then be seen to be forgotten, or kept."""
+    judged = found.value is not None and found.answer is not False
+    if judged and found.before is not None and found.before <= ALMOST_NONE:
+        return replace(found, answer=None, note=ASKED_OTHERWISE)
+    return found
+
+
+def unanswered(before: Mapping[str, float]) -> list[str]:
+    """A warning for each kind of question that the model answers almost none of before a run."""
+    few = {name: before[name] for name in ("knowmem_f", "knowmem_r") if before.get(name, 100.0) <= ALMOST_NONE}
+    return [f"warning: {describe(name).title} {value:.1f}: {ASKED_OTHERWISE}" for name, value in few.items()]
 
 
 def _detectable(look: Callable[[str, str, str], Finding], reference: Scored) -> Finding:
@@ -167,14 +193,15 @@ def _rest(look: Callable[[str, str, str], Finding], reference: Scored) -> Findin
             found = replace(found, never_seen=reference[found.metric].value, source=REFERENCE)
         if now is not None and then is None:
             found = replace(found, note="not measured before")
-        parts.append(found if now is None or then is None else replace(found, answer=is_kept(now, then)))
+        found = found if now is None or then is None else replace(found, answer=is_kept(now, then))
+        parts.append(_known(found) if found.metric == "knowmem_r" else found)
     damaged = [part.question for part in parts if part.answer is False]
     missing = [part.question for part in parts if part.answer is None]
     answer, note = None, f"on documents like these {NOT_MEASURED}--keep or --keep-questions"
     if damaged:
-        answer, note = False, f"damaged: {', '.join(damaged)}"
+        answer, note = False, ", ".join(damaged)
     elif any(part.answer for part in parts if part.metric in ("nll_retain", "verbmem_r", "knowmem_r")):
-        answer, note = True, f"not measured: {', '.join(missing)}" if missing else ""
+        answer, note = True, f"not judged: {', '.join(missing)}" if missing else ""
     return Finding("rest kept", answer, note=note, parts=tuple(parts))
 
 

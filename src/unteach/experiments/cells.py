@@ -37,7 +37,7 @@ CURVE = ("nll_forget", "forget_loss", "grad_norm", "divergence")
 KEY_DEFAULTS: dict[str, dict[str, Any]] = {
     "ForgetConfig": {
         "documents": "", "out": "", "general": None, "keep": None, "holdout": None, "reference": None,
-        "questions": None, "keep_questions": None, "keep_batch": 16, "keep_weight": 1.0,
+        "questions": None, "keep_questions": None, "question_template": None, "keep_batch": 16, "keep_weight": 1.0,
         "base": None, "text_field": "text", "document_mode": "chunk", "max_tokens": None,
         "general_tokens": None, "batch": 16, "general_batch": 16, "micro_batch": None, "trainable": "blocks",
         "method": {}, "phases": [], "precision": {}, "compile": False, "checkpoint_activations": False, "stop": {},

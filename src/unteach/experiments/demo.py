@@ -18,7 +18,7 @@ __all__ = ["DemoOptions", "run"]
 
 PAPER = ("mt-nlul-kl", "adamw-npo-kl")
 """Methods of the paper that are always shown."""
-SHOWN = ("verbmem_f", "knowmem_f", "knowmem_r", "privleak", "nll_general", "degenerate")
+SHOWN = ("verbmem_f", "knowmem_f", "privleak", "verbmem_r", "nll_retain", "knowmem_r", "nll_general", "degenerate")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +50,7 @@ def run(options: DemoOptions) -> dict[str, Any]:
         raise InputError(f"out is {str(out)!r}, which exists and is not empty: name a new folder")
     names = [*(METHODS if options.all else PAPER), "deep"]
     shared, results, rows = SharedScores(), dict[str, Scores](), list[dict[str, Any]]()
+    verdicts = dict[str, list[str]]()
     for name in names:
         print(f"\n{name}", file=sys.stderr)
         method = DEEP if name == "deep" else METHODS[name]
@@ -67,11 +68,12 @@ def run(options: DemoOptions) -> dict[str, Any]:
             results[row] = Scores.from_dict(json.loads(text))
         done = {"steps": result.steps, "seconds": round(result.seconds, 1)}
         rows.append(_row(name, results[name], options.seed) | done)
+        verdicts[name] = [finding.line for finding in result.verdict]
     retrained = _row("retrained", results["retrained"], options.seed) | {"privleak": 0.0}  # it is its own yardstick
     rows = [_row("target", results["target"], options.seed), retrained, *rows]
     report = write_report([out / name for name in names], out / "report.html")
     if not options.json:
-        _print(rows, results, report)
+        _print(rows, results, verdicts, report)
     return {"rows": rows, "report": str(report)}
 
 
@@ -79,7 +81,7 @@ def _row(name: str, scores: Any, seed: int) -> dict[str, Any]:
     return {"name": name, "seed": seed} | {m: scores.get(m) for m in SHOWN} | {"steps": None, "seconds": scores.seconds}
 
 
-def _print(rows: list[dict[str, Any]], results: dict[str, Any], report: Path) -> None:
+def _print(rows: list[dict[str, Any]], results: dict[str, Any], verdicts: dict[str, list[str]], report: Path) -> None:
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
@@ -93,6 +95,8 @@ def _print(rows: list[dict[str, Any]], results: dict[str, Any], report: Path) ->
         cells = [row[name] for row in rows]
         table.add_row(name, *("–" if c is None else f"{c:.4g}" if isinstance(c, float) else str(c) for c in cells))
     console.print(table)
+    for name, lines in verdicts.items():
+        console.print(f"\n[bold]{name}[/bold]", *map(escape, lines), sep="\n  ")
     console.print(f"\n[bold]A forget article begins[/bold]: {said(results['target'], 'prompt')}")
     console.print(f"[bold]and goes on[/bold]: {said(results['target'], 'expected')}")
     for name, scores in results.items():

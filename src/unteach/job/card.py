@@ -71,7 +71,8 @@ def model_card(
     sections = [
         front + "tags: [machine-unlearning, unteach]\n---",
         f"# {name} with {documents} unlearned"
-        + ("" if forgotten else ": not enough, the run ended without meeting its rule"),
+        + ("" if forgotten else ": not enough, the run ended without meeting its rule")
+        + (f" ({', '.join(wrong)})" if (wrong := [found.title for found in verdict if found.answer is False]) else ""),
         f"This model was made from `{base_model}` with unteach{f' ({named})' if named else ''}. The aim was"
         " that it no longer recites or knows chosen documents and otherwise stays as it was; the scores show how far"
         " that was reached.",
@@ -83,7 +84,8 @@ def model_card(
     sections += [
         "## Scores\n\n" + _score_table(scores),
         "## Data\n\n" + (markdown_table(("source", "counts"), sources) if sources else "–"),
-        "## Limits\n\n" + "\n".join(f"- {line}" for line in [*_unmeasured(scores), *notes, *_LIMITS]),
+        "## Limits\n\n"
+        + "\n".join(f"- {line}" for line in [*_unmeasured(scores, settings.get("base")), *notes, *_LIMITS]),
         "## Settings\n\n```yaml\n" + yaml.safe_dump(dict(settings), sort_keys=False, allow_unicode=True) + "```",
     ]
     return "\n\n".join(sections) + "\n"
@@ -104,16 +106,20 @@ def _score_table(scores: Columns) -> str:
     return markdown_table(("metric", "meaning", *scores), rows) + ("\n\n" + "\n".join(legend) if legend else "")
 
 
-def _unmeasured(scores: Columns) -> list[str]:
-    """What the scores cannot say, in words."""
+def _unmeasured(scores: Columns, base: str | None = None) -> list[str]:
+    """What the scores cannot say, in words; ``base`` names a model from before the documents, where there was one."""
     said = []
     measured = {name for column in scores.values() for name, value in column.items() if value is not None}
     wanted = [name for name in ("verbmem_f", "knowmem_f", "knowmem_r", "nll_general") if name not in measured]
     if wanted:
         said.append(f"Not measured here: {', '.join(f'`{name}` ({METRICS[name].title})' for name in wanted)}.")
     if not {"reference", "retrained"} & set(scores):
-        said.append(
-            "No model trained without the documents was there to compare with: how such a model would score is not"
-            " known, and `privleak` needs one."
-        )
+        retrained = "how such a model would score is not known, and `privleak` needs one."
+        if base:
+            said.append(
+                f"Of the models that never saw the documents only `{base}`, from before they were learned, was"
+                f" there to compare with, and no retrained one: {retrained}"
+            )
+        else:
+            said.append(f"No model trained without the documents was there to compare with: {retrained}")
     return said

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from unteach.config import ForgetConfig
+from unteach.corpora.own import question_problems
 from unteach.data import EMBEDDED_GENERAL, GENERAL_BYTES, Documents, overlap, read_documents
 from unteach.errors import InputError
 from unteach.models import load_model, load_tokenizer, trainable_parameters
@@ -36,6 +37,12 @@ class Inputs:
     """A model that never saw the documents, whose scores the stop rule compares with."""
     base: Any = None
     """A model that never saw the documents, which the loss compares with."""
+
+    def in_form_of_model(self) -> Inputs:
+        """The same with conversations as the model reads them, see ``Documents.in_form_of``."""
+        texts = {name: getattr(self, name) for name in ("documents", "general", "keep", "holdout")}
+        found = {name: each.in_form_of(self.tokenizer) for name, each in texts.items() if each is not None}
+        return dataclasses.replace(self, **found)
 
 
 def read_inputs(config: ForgetConfig) -> Inputs:
@@ -127,8 +134,7 @@ def _read_texts(config: ForgetConfig) -> dict[str, Any]:
         problems.append("documents is missing: name the folder or file of texts to forget")
     for option in ("questions", "keep_questions"):
         file = getattr(config, option)
-        if file and not Path(file).is_file():
-            problems.append(f"{option} is {file!r}: there is no such file")
+        problems += question_problems(option, file and Path(file))
     sources = {"documents": config.documents or None, "general": config.general or EMBEDDED_GENERAL}
     sources |= {"keep": config.keep, "holdout": config.holdout}
     texts: dict[str, Any] = dict.fromkeys(sources)

@@ -76,7 +76,11 @@ def run_probes(
     ``max_tokens``; with ``parity`` the stop rule looks at membership and knowledge, too.
     """
     tokenizer, documents, detectable = inputs.tokenizer, inputs.documents, inputs.holdout is not None
-    if config.model.startswith("micro:") and config.documents == "micro:forget" and not config.questions:
+    if (
+        config.model.startswith("micro:")
+        and config.documents == "micro:forget"
+        and not (config.questions or config.keep_questions)
+    ):
         stop, whole = micro.load_benchmark("stop"), micro.load_benchmark("measure")  # it has its own
         kept = micro.probes("retain", "measure")[: config.probes]
         final = dataclasses.replace(whole, verbatim_retain=kept)
@@ -100,6 +104,7 @@ def run_probes(
         general_texts=heldout,
         forget_questions=read_questions(Path(config.questions)) if config.questions else (),
         retain_questions=read_questions(Path(config.keep_questions)) if config.keep_questions else (),
+        question_template=config.question_template,
         count=2 * config.probes,
         name=documents.name,
         **sizes,

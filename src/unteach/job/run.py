@@ -21,7 +21,7 @@ from unteach.data import EMBEDDED_GENERAL, Documents, ForgetBatches, GeneralText
 from unteach.errors import InputError
 from unteach.evaluation import evaluate
 from unteach.evaluation.scores import Scores
-from unteach.evaluation.verdict import Finding, judge, stop_scores
+from unteach.evaluation.verdict import Finding, judge, stop_scores, unanswered
 from unteach.job.card import model_card
 from unteach.job.inputs import Inputs, as_documents, choice, prepared, read_inputs, without_overlap
 from unteach.job.probes import CHEAP, STOP, run_probes, saw_the_documents, stop_rule
@@ -177,7 +177,8 @@ class ForgetJob:
         shared: MeasuredOnce | None = None,
         measurements: Collection[str] | None = None,
     ) -> None:
-        self.inputs, self.config, self.out, self.resume, self.measurements = inputs, config, out, resume, measurements
+        self.inputs, self.config, self.out = inputs.in_form_of_model(), config, out
+        self.resume, self.measurements = resume, measurements
         self.say = (say or functools.partial(print, file=sys.stderr)) if is_first_rank() else _ignore
         self.shared = shared or SharedScores().measured_once
         self.started = time.perf_counter()
@@ -195,6 +196,8 @@ class ForgetJob:
         self.folder.write("config.yaml", to_yaml(self.config))
         search = self.measure_start()
         first = self.final_scores("step_000000", self.inputs.model, 0)
+        for warning in unanswered(first):
+            self.say(warning)
         outcome = self.unlearn(search)
         last = self.final_scores(f"step_{outcome.step:06d}", self.inputs.model, outcome.step)
         base = self.others.get("base", {})

@@ -112,11 +112,15 @@ def _membership(group: str) -> tuple[str, ...]:
 
 
 def load_benchmark(half: Half = "all") -> Benchmark:
-    """The benchmark, with the verbatim probes of all forget documents, or of one half of the stories (`probes`)."""
+    """The benchmark, with the verbatim probes of all forget documents, or of one half of the stories (`probes`).
+
+    Recital of kept documents is in the whole one alone: cells are measured on a half, and known by its hash.
+    """
     return Benchmark(
         name="micro",
         verbatim_forget=probes("forget", half),
         verbatim_holdout=probes("holdout"),
+        verbatim_retain=probes("retain") if half == "all" else (),
         knowledge_forget=questions("forget"),
         knowledge_forget_examples=questions("forget_examples"),
         knowledge_retain=questions("retain"),

@@ -168,7 +168,7 @@ def test_benchmark_of_own_documents(word_tokenizer):
     )
     counts = {name: len(part) for name, part in vars(benchmark).items() if isinstance(part, tuple) and part}
     documents = {"verbatim_forget": 4, "verbatim_holdout": 1, "membership_forget": 4, "membership_holdout": 1}
-    assert counts == documents | {"knowledge_forget": 1, "general_texts": 3, "notes": 1}
+    assert counts == documents | {"knowledge_forget": 1, "general_texts": 3, "notes": 2}
     assert "both are of the same kind" in benchmark.notes[0]
     alone = own_benchmark(word_tokenizer, DOCUMENTS)
     assert (alone.membership_forget, alone.verbatim_holdout, alone.settings.words) == ((), (), "latin")

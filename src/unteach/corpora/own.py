@@ -192,12 +192,12 @@ def own_benchmark(
     if len(split_words(expected)) < 0.9 * len(split_words(expected, "unicode")):
         settings = dataclasses.replace(settings, words="unicode")
         notes.append("ROUGE counts words of every script (words = 'unicode'): MUSE's rule sees a-z and 0-9 only")
-    if forget_questions or retain_questions:
-        settings = dataclasses.replace(settings, **question_form(tokenizer, question_template))
-        notes.append(f"questions are asked as {settings.asked_as}")
     if holdout_documents:
         compared = "membership compares the forget documents with the holdout documents"
         notes.append(f"{compared}: it means something only where both are of the same kind")
+    if forget_questions or retain_questions:
+        settings = dataclasses.replace(settings, **question_form(tokenizer, question_template))
+        notes.append(f"questions are asked as {settings.asked_as}")
     asked_forget, forget_examples = take_examples(forget_questions, seed=seed)
     asked_retain, retain_examples = take_examples(retain_questions, seed=seed)
     return Benchmark(

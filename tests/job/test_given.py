@@ -126,6 +126,8 @@ def run(given, out, *flags, documents="forget"):
         (["--keep", "none.jsonl"], "keep is .*none.jsonl': there is no document in it: it has no records"),
         (["--keep", "blank.jsonl"], "keep is .*blank.jsonl': there is no document in it: 2 skipped"),
         (["--keep", "keep.jsonl", "--keep-questions", "nowhere.jsonl"], "keep_questions is .*there is no such file"),
+        (["--questions", "none.jsonl"], "questions is .*none.jsonl: there is no question in it"),
+        (["--questions", "keep.jsonl"], "questions is .*keep.jsonl: row 1 has no question and no answer; it has text"),
         (["--loss", "match"], "loss match needs base: a model with the same tokenizer that never saw the documents"),
         (["--loss", "it_forward"], "loss it_forward needs base"),
         (["--loss-options", "pull=gate"], "loss_options are given without loss: name the loss"),

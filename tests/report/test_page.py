@@ -223,7 +223,7 @@ def test_the_command_and_the_first_screen(tmp_path):
     page = Path(answer["report"]).read_text()
     first = page[page.index("<body>") : page.index("<nav")]
     for words in (
-        "model <b>micro:target</b> · measured <b>2026-11-15</b> · documents to forget <b>80</b> · benchmark",
+        "model <b>micro:target</b> · measured <b>2026-11-15</b> · documents to forget <b>80</b> · data",
         "mean teacher, NLUL loss, held by KL",
         "✗ ended without meeting its rule: verbmem_f",
         "no longer recited",

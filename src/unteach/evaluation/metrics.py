@@ -122,6 +122,9 @@ METRICS: dict[str, MetricInfo] = {
     "nll_retain": _loss(
         "loss on kept documents", "mean negative log-likelihood per token of documents to be kept, in nats", "↓"
     ),
+    "nll_forget": _loss(
+        "loss on forget documents", "mean negative log-likelihood per token of the forget documents, in nats"
+    ),
     RAW_AUC: _auc(
         "membership AUC",
         "chance that a never-seen text looks more familiar (Min-40 %) than a forget text: 0 when memorised,"

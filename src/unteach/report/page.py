@@ -243,7 +243,7 @@ def _facts(report: Report) -> list[tuple[str, str]]:
         "model": models,
         "measured": days,
         "documents to forget": documents,
-        "benchmark": benchmarks,
+        "data": benchmarks,
         "methods": [str(methods)] if methods > 1 else [],
     }
     return [(name, ", ".join(given)) for name, given in facts.items() if given]

@@ -28,7 +28,7 @@ Role = Literal["target", "retrained", "method"]
 HOW_STARTED = frozenset({"out", "resume", "json"})
 """Settings that say nothing about the result."""
 QUESTIONS = {
-    "Recited?": ("verbmem_f", "verbmem_holdout"),
+    "Recited?": ("verbmem_f", "verbmem_holdout", "nll_forget"),
     "Known?": ("knowmem_f",),
     "Detectable?": ("privleak", RAW_AUC, LOSS_AUC),
     "Rest kept?": ("nll_general", "nll_retain", "verbmem_r", "knowmem_r", "mmlu_val", "mmlu_invalid", "degenerate"),

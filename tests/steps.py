@@ -44,11 +44,13 @@ def one_step(model, optimizer, forget, general, method, config, step=0, others=N
     return train_step(model, optimizer, *read, 1.0 if method.alpha is None else method.alpha, config)
 
 
-def unlearned(folder, model, parameters, texts, config, evaluate, rule=None, **options):
+def unlearned(folder, model, parameters, texts, config, evaluate, rule=None, patience=0, **options):
     """How a run ended, and the weights after it."""
     before = {"verbmem_f": 90.0, "nll_general": 1.0}
     last, floor = config.max_steps, config.stop.utility_floor
-    search = Search(rule, before, every=config.evaluate_every, last=last, utility_floor=floor)
+    search = Search(
+        rule, before, every=config.evaluate_every, last=last, utility_floor=floor, patience=patience, expected=0
+    )
     checkpoints = Checkpoints(folder / "checkpoints", 2)
     outcome = unlearn(
         model, parameters, texts, config, search=search, evaluate=evaluate, checkpoints=checkpoints, **options

@@ -21,6 +21,7 @@ from tiny_models import SENTENCES, save_tiny
 from unteach.cli import COMMANDS, main
 from unteach.config import ForgetConfig
 from unteach.errors import InputError
+from unteach.report.load import load
 from unteach.settings import help_text, parse
 
 QUICK = (
@@ -47,7 +48,7 @@ def inputs(tmp_path_factory):
 def whole(inputs):
     """A run from its beginning to its end: what it printed."""
     status, out, err = forget(inputs, inputs / "run", "--json")
-    assert status == 0
+    assert status == 3
     return json.loads(out), err
 
 
@@ -102,7 +103,7 @@ def test_its_config_runs_again_also_without_what_draws_the_report(inputs, whole,
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "matplotlib" else found(name, *a))
     status, out, _ = call("forget --config", inputs / "run/config.yaml", "--out", tmp_path / "again", "--json")
-    assert status == 0
+    assert status == 3
     again = json.loads(out)
     assert again["after"] == whole[0]["after"]
     assert again["report"] is None
@@ -118,19 +119,86 @@ def test_a_run_that_ended_before_its_first_step_can_be_resumed(inputs, whole, tm
     with monkeypatch.context() as patch:
         patch.setattr("unteach.job.run.unlearn", end)
         assert forget(inputs, tmp_path / "run")[0] == 130
-    assert call("forget --resume", tmp_path / "run")[0] == 0
+    refused(call("finish", tmp_path / "run"), "it has made no step yet; go on with: unteach forget --resume")
+    assert call("forget --resume", tmp_path / "run")[0] == 3
     assert weights(tmp_path / "run") == weights(inputs / "run")
+
+
+def test_without_its_rule_met_a_run_says_so_everywhere(inputs, whole):
+    (result, err), run = whole, inputs / "run"
+    assert result["forgotten"] is json.loads((run / "result.json").read_text())["forgotten"] is False
+    card = (run / "model/README.md").read_text()
+    assert "unlearned: not enough, the run ended without meeting its rule\n" in card
+    assert "not met: too many steps" in (run / "report.html").read_text()
+    log = (run / "run.log").read_text().splitlines()
+    assert log[: len(err.splitlines())] == err.splitlines()
+    assert f"NOT forgotten: {result['stop']['reason']} (step 4)" in log
+    rows, looks = (
+        [json.loads(line) for line in (run / name).read_text().splitlines()]
+        for name in ("metrics.jsonl", "evaluations/stop.jsonl")
+    )
+    assert {look["step"]: look for look in looks[1:]} == {
+        row["step"]: {name: row[name] for name in looks[1]} for row in rows if "verbmem_f" in row
+    }
+    assert all(look["distance"] == look["verbmem_f"] + 1 for look in looks[1:])
+
+
+@pytest.mark.usefixtures("run_alone")
+def test_a_rule_that_is_met_is_status_0(inputs, tmp_path):
+    status, out, _ = forget(inputs, tmp_path / "run", "--json --stop.metric 'verbmem_f <= 100' --max-steps 1")
+    assert (status, json.loads(out)["forgotten"]) == (0, True)
+    assert "not enough" not in (tmp_path / "run/model/README.md").read_text()
+
+
+@pytest.mark.usefixtures("run_alone")
+def test_a_resume_may_raise_max_steps_and_nothing_else(inputs, whole, tmp_path):
+    run = tmp_path / "a run"
+    status, _, err = forget(inputs, shlex.quote(str(run)), "--max-steps 2")
+    assert status == 3
+    command = shlex.quote(str(run))
+    assert f"go on with: unteach forget --resume {command} --max-steps 4; or" in err
+    for words, problem in (
+        ("--max-steps 1", "max_steps is 1: it was 2, and a resume may only raise it"),
+        ("--max-steps many", "max_steps is 'many': it must be a whole number"),
+        ("--max-steps", "max_steps is ''"),
+        ("--max-steps 9 --seed 1", "a resumed run keeps its settings; only --max-steps can be given"),
+    ):
+        refused(call("forget --resume", command, words), problem)
+    status, out, _ = call("forget --resume", command, "--max-steps=4 --json")
+    assert (status, json.loads(out)["steps"]) == (3, 4)
+    assert weights(run) == weights(inputs / "run"), "as if it had been so long from the beginning"
+    assert yaml.safe_load((run / "config.yaml").read_text())["max_steps"] == 4
+    refused(call("finish", command), "it has ended, and")
+
+
+@pytest.mark.usefixtures("run_alone")
+def test_interrupted_it_names_itself_and_can_be_finished(inputs, tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    with monkeypatch.context() as patched:
+        patched.setattr("unteach.job.run.catching_signals", lambda say: contextlib.nullcontext(lambda: True))
+        status, _, err = forget(inputs, run)
+    assert status == 130
+    hint = f"stopped after step 1; go on with: unteach forget --resume {run}, or make a result of it as it is: unteach"
+    assert err.splitlines()[-1] == f"unteach: {hint} finish {run}" == (run / "run.log").read_text().splitlines()[-1]
+    status, out, err = call("finish", run, "--json")
+    assert status == 3, err
+    result = json.loads(out)
+    assert (result["steps"], result["stop"]["rule"], result["forgotten"]) == (1, "finished", False)
+    assert f"go on with: unteach forget --resume {run}; or" in err
+    assert "not enough" in (run / "model/README.md").read_text()
+    assert load([run]).runs[0].rule == "not met: ended by hand"
+    refused(call("finish", tmp_path), "config.yaml")
 
 
 @pytest.mark.slow
 def test_interrupted_it_exits_130_and_resumes_to_the_same_model(inputs, whole, tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
-        patched.setattr("unteach.job.run._catching_signals", lambda: contextlib.nullcontext(lambda: True))
+        patched.setattr("unteach.job.run.catching_signals", lambda say: contextlib.nullcontext(lambda: True))
         status, _, err = forget(inputs, tmp_path / "run")
         assert status == 130
         assert "stopped after step 1" in err
     status, out, _ = call("forget --resume", tmp_path / "run")
-    assert status == 0
+    assert status == 3
     assert weights(tmp_path / "run") == weights(inputs / "run")
     result = json.loads((tmp_path / "run/result.json").read_text())
     recital, loss = (

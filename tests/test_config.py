@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -146,13 +147,14 @@ def test_unknown_keys_and_wrong_types(line: str, problem: str, tmp_path: Path) -
         {"batch": 0}, {"general_batch": 0}, {"micro_batch": 0}, {"max_steps": 0}, {"evaluate_every": 0},
         {"expected_steps": 0}, {"probes": 0}, {"checkpoint_every": 0}, {"keep_checkpoints": 0}, {"max_tokens": 1},
         {"general_tokens": 1}, {"seed": -1}, {"stop": Stop(utility_floor=0.0)},
-        {"stop": Stop(utility_floor=float("nan"))},
+        {"stop": Stop(utility_floor=float("nan"))}, {"stop": Stop(plateau=-1)},
     ],
 )  # fmt: skip
 def test_values_out_of_range(options: dict[str, Any]) -> None:
     (problem,) = problems(ForgetConfig, model="m", **options)
-    name = "utility_floor" if "stop" in options else next(iter(options))
-    assert problem.startswith(f"{name} is ")
+    assert re.match(
+        r"stop\.(utility_floor|plateau) is " if "stop" in options else f"{next(iter(options))} is ", problem
+    )
     assert "it must be " in problem
 
 

@@ -7,6 +7,7 @@ import io
 import json
 import logging
 import os
+import shlex
 import sys
 import time
 import traceback
@@ -21,16 +22,17 @@ from unteach.errors import InputError, Interrupted
 
 if TYPE_CHECKING:
     from unteach.config import ForgetConfig
+    from unteach.job import ForgetResult
 
 __all__ = ["main"]
 
-DONE, FAILED, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
+DONE, FAILED, WRONG_INPUT, UNMET, INTERRUPTED = 0, 1, 2, 3, 130
 FIRST_RANK_SPEAKS = 10.0
 """Seconds that the other ranks leave the first one to say what is wrong, before they exit."""
 OTHER_FLAGS = {
     "--config": ("PATH", "A YAML file of these settings; flags override it."),
     "--json": ("", "Print the result as one JSON object on stdout and nothing else there."),
-    "--resume": ("RUN", "Go on with an interrupted run."),
+    "--resume": ("RUN", "Go on with an interrupted run; of its settings only --max-steps N may be given, to raise it."),
     "--dry-run": ("", "Only say what the run would need, as unteach plan does."),
     "--ranks": ("N", "Plan for so many processes under torchrun; memory is then that of each."),
     "--push-to-hub": ("OWNER/NAME", "Also upload the model and its card there, privately, if the rule was met."),
@@ -52,8 +54,8 @@ class Command:
     summary: str
     usage: str
     examples: tuple[str, ...]
-    run: Callable[[Any, dict[str, str]], None] | None = None
-    """Takes the options, and what was given of ``other_flags``."""
+    run: Callable[[Any, dict[str, str]], int] | None = None
+    """Takes the options, and what was given of ``other_flags``; gives back the exit status."""
     other_flags: tuple[str, ...] = EVERYWHERE
     show: Callable[[dict[str, Any]], None] = lambda result: None
     """Prints the result for people."""
@@ -69,7 +71,8 @@ class Command:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command and return the exit status: 0 done, 2 wrong input, 130 interrupted, 1 anything else."""
+    """Run a command and return the exit status: 0 done, 3 ended without meeting its rule, 2 wrong input, 130
+    interrupted, 1 anything else."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
         if not arguments or arguments[0] in ("-h", "--help", "help"):
@@ -80,11 +83,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return DONE
         if arguments[0] not in COMMANDS:
             raise InputError(f"unknown command {arguments[0]!r}: choose one of {', '.join(COMMANDS)}")
-        if _under_torchrun() and arguments[0] != "forget":
+        if _under_torchrun() and arguments[0] not in ("forget", "finish"):
             raise InputError(f"{arguments[0]} runs on one process: start it without torchrun, which is for forget")
         with _verbosity(arguments):
-            _run(arguments[0], arguments[1:])
-        _finish()
+            status = _run(arguments[0], arguments[1:])
+        _leave()
     except InputError as error:
         name = "unteach"
         if not _speaks():
@@ -95,8 +98,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return WRONG_INPUT
     except Interrupted as error:
         if _speaks():
-            print(f"unteach: {error}; go on with: unteach forget --resume RUN", file=sys.stderr)
-        _finish()
+            print(f"unteach: {error}", file=sys.stderr)
+        _leave()
         return INTERRUPTED
     except KeyboardInterrupt:
         print("unteach: interrupted", file=sys.stderr)
@@ -109,7 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             traceback.print_exc()
         print(f"unteach: {type(error).__name__}: {error} (--verbose shows where)", file=sys.stderr)
         return FAILED
-    return DONE
+    return status
 
 
 @contextmanager
@@ -149,7 +152,7 @@ def _under_torchrun() -> bool:
     return int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
-def _finish() -> None:
+def _leave() -> None:
     """Leave the process group that a command under ``torchrun`` has formed."""
     if _under_torchrun():
         from unteach.models.distributed import finish
@@ -162,8 +165,8 @@ def _speaks() -> bool:
     return not _under_torchrun() or os.environ.get("RANK", "0") == "0"
 
 
-def _run(name: str, arguments: list[str]) -> None:
-    """Read the options, run the command, and print its result as JSON or for people."""
+def _run(name: str, arguments: list[str]) -> int:
+    """Read the options, run the command, and print its result as JSON or for people; the exit status."""
     from unteach.settings import from_yaml, help_text, parse, read_settings
 
     command = COMMANDS[name]
@@ -172,11 +175,16 @@ def _run(name: str, arguments: list[str]) -> None:
         examples = "\n".join(f"  {example}" for example in command.examples)
         flags = help_text(kind, ("method",), command.others())
         print(f"usage: {command.usage}\n\n{command.summary}\n\nexamples:\n{examples}\n\n{flags}")
-        return
+        return DONE
     others, arguments = take_flags(arguments, command.other_flags)
     if "--resume" in others:
-        if arguments:
-            raise InputError(f"{' '.join(arguments)}: a resumed run keeps its settings; give --resume RUN alone")
+        flag, _, limit = " ".join(arguments).replace("=", " ").partition(" ")
+        if (arguments and flag != "--max-steps") or "--" in limit:
+            kept = "a resumed run keeps its settings; only --max-steps can be given with --resume RUN"
+            raise InputError(f"{' '.join(arguments)}: {kept}")
+        if arguments and not (limit.isdecimal() and int(limit) > 0):
+            raise InputError(f"max_steps is {limit!r}: it must be a whole number of steps, at least 1")
+        others["--max-steps"] = limit
         options = from_yaml(kind, Path(others["--resume"]) / "config.yaml", out=others["--resume"])
     else:
         start = read_settings(others["--config"]) if "--config" in others else None
@@ -187,8 +195,7 @@ def _run(name: str, arguments: list[str]) -> None:
                 from_yaml(kind, others["--config"])  # what is wrong with the file itself is reported with its name
             raise
     if command.run is not None:
-        command.run(options, others)
-        return
+        return command.run(options, others)
     try:
         result = sys.modules[kind.__module__].run(options)
     except ValueError as error:  # commands name wrong input by ValueErrors, one line per problem
@@ -197,6 +204,7 @@ def _run(name: str, arguments: list[str]) -> None:
         print(json.dumps(result, ensure_ascii=False))
     else:
         command.show(result)
+    return DONE
 
 
 def take_flags(arguments: Sequence[str], flags: Sequence[str]) -> tuple[dict[str, str], list[str]]:
@@ -217,12 +225,11 @@ def take_flags(arguments: Sequence[str], flags: Sequence[str]) -> tuple[dict[str
     return taken, left
 
 
-def _forget(config: ForgetConfig, others: dict[str, str]) -> None:
+def _forget(config: ForgetConfig, others: dict[str, str]) -> int:
     if not config.out and "--dry-run" not in others:
         raise InputError("out is missing: name the run folder to create, --out run/")
-    from unteach.evaluation import verdict
     from unteach.job import run_forget
-    from unteach.job.hub import check_hub, push
+    from unteach.job.hub import check_hub
     from unteach.models.distributed import join
     from unteach.planning.plan import plan
 
@@ -231,16 +238,63 @@ def _forget(config: ForgetConfig, others: dict[str, str]) -> None:
     if "--dry-run" in others:
         if _speaks():
             _plan(config, others)
-        return
+        return DONE
     if problems := plan(config).problems():
         raise InputError(problems)
-    hub = others.get("--push-to-hub")
+    hub, limit = others.get("--push-to-hub"), int(others.get("--max-steps") or 0) or None
     if hub and _speaks():
         check_hub(hub)
-    result = run_forget(config, resume="--resume" in others)
+    with _saying_how_to_go_on(Path(config.out)):
+        result = run_forget(config, resume="--resume" in others, max_steps=limit)
+    return _written(result, Path(config.out), others)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinishOptions:
+    """What ``finish`` takes."""
+
+    run: str
+    """The folder of an interrupted run."""
+
+
+def _finish(options: FinishOptions, others: dict[str, str]) -> int:
+    from unteach.config import ForgetConfig
+    from unteach.job import run_forget
+    from unteach.settings import from_yaml
+
+    run = Path(options.run)
+    config = from_yaml(ForgetConfig, run / "config.yaml", out=options.run)
+    with _saying_how_to_go_on(run):
+        result = run_forget(config, finish=True)
+    return _written(result, run, others)
+
+
+@contextmanager
+def _saying_how_to_go_on(run: Path) -> Iterator[None]:
+    """A run that is interrupted in this block says how to go on with it, by its name."""
+    from unteach.job.run_folder import RunFolder, going_on
+
+    try:
+        yield
+    except (Interrupted, KeyboardInterrupt) as error:
+        if not (run / "config.yaml").exists() or (_under_torchrun() and isinstance(error, KeyboardInterrupt)):
+            raise
+        steps = (run / "metrics.jsonl").exists()
+        end = f", or make a result of it as it is: unteach finish {shlex.quote(str(run))}" if steps else ""
+        line = f"{str(error) or 'interrupted'}; go on with: {going_on(run)}{end}"
+        RunFolder(run, resume=True).log(f"unteach: {line}")
+        raise Interrupted(line) from None
+
+
+def _written(result: ForgetResult, run: Path, others: dict[str, str]) -> int:
+    """Write the page of a run that has ended, say how it ended, and give back the exit status."""
+    from unteach.evaluation import verdict
+    from unteach.job.hub import push
+    from unteach.job.run_folder import RunFolder
+
     if not _speaks():
-        return
-    run, report = Path(config.out), None
+        return DONE  # the first rank has the last word
+    report = None
     if all(importlib.util.find_spec(needed) for needed in ("matplotlib", "jinja2")):
         from unteach.report import write_report
 
@@ -254,11 +308,13 @@ def _forget(config: ForgetConfig, others: dict[str, str]) -> None:
         f"report:     {report or 'needs matplotlib and jinja2; unteach report writes it where they are'}",
     ]
     content = result.to_dict() | {"report": report and str(report)}
-    if hub:
+    if hub := others.get("--push-to-hub"):
         content["pushed"] = push(run / "model", hub) if result.forgotten else None
         upload = f"not pushed, the rule was not met; if you want it all the same: hf upload {hub} {run / 'model'}"
         lines.append(f"hub:        {content['pushed'] or upload}")
+    RunFolder(run, resume=True).log(*lines)
     _show(content, others, lines)
+    return DONE if result.forgotten else UNMET
 
 
 def _before_and_after(before: Mapping[str, float], after: Mapping[str, float]) -> list[str]:
@@ -274,7 +330,7 @@ def _before_and_after(before: Mapping[str, float], after: Mapping[str, float]) -
     return lines
 
 
-def _plan(config: ForgetConfig, others: dict[str, str]) -> None:
+def _plan(config: ForgetConfig, others: dict[str, str]) -> int:
     ranks = others.get("--ranks")
     if ranks is not None and not (ranks.isdecimal() and int(ranks) > 0):
         raise InputError(f"ranks is {ranks!r}: it must be a positive number of processes")
@@ -282,6 +338,7 @@ def _plan(config: ForgetConfig, others: dict[str, str]) -> None:
 
     planned = plan(config, ranks=int(ranks) if ranks else None)
     _show(planned.to_dict(), others, planned.lines())
+    return DONE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -292,7 +349,7 @@ class CompletionOptions:
     """The shell."""
 
 
-def _completion(options: CompletionOptions, others: dict[str, str]) -> None:
+def _completion(options: CompletionOptions, others: dict[str, str]) -> int:
     from unteach.method.divergences import DIVERGENCES
     from unteach.method.losses import LOSSES
     from unteach.method.optimizers import OPTIMIZERS
@@ -304,6 +361,7 @@ def _completion(options: CompletionOptions, others: dict[str, str]) -> None:
         flags = flag_values(command.kind(), ("method",), command.others())
         commands[name] = flags | {flag: values for flag, values in known.items() if flag in flags} | {"--help": ()}
     print(completion_script(options.shell, "unteach", commands))
+    return DONE
 
 
 def _show(content: dict[str, Any], others: dict[str, str], lines: Sequence[str]) -> None:
@@ -327,10 +385,18 @@ COMMANDS = {
     "forget": Command(
         "unteach.config:ForgetConfig",
         "Make a model forget documents: writes a run folder with the model, its scores and a report.",
-        "unteach forget MODEL --documents DIR --out RUN [flags]   |   unteach forget --resume RUN",
+        "unteach forget MODEL --documents DIR --out RUN [flags]   |   unteach forget --resume RUN [--max-steps N]",
         (f"{_FORGET} --dry-run", _FORGET),
         run=_forget,
         other_flags=("--config", "--json", "--resume", "--dry-run", "--push-to-hub", *EVERYWHERE),
+    ),
+    "finish": Command(
+        "unteach.cli:FinishOptions",
+        "Make a result of an interrupted run as it is: its best model so far, with report and card.",
+        "unteach finish RUN [--json]",
+        ("unteach finish run/",),
+        run=_finish,
+        other_flags=("--json", *EVERYWHERE),
     ),
     "plan": Command(
         "unteach.config:ForgetConfig",

@@ -156,6 +156,9 @@ class Stop:
     answers to questions, where they can be measured, are as for never-seen text. None: if there are keep documents."""
     utility_floor: float = 0.5
     """The run ends with a warning when held-out general text costs this many nats per token more than before."""
+    plateau: int = 3
+    """Where the run has come no nearer to its rule over so many evaluations, and expected_steps have passed, alpha is
+    doubled, once; after as many more it ends. 0: never (paper)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -274,7 +277,8 @@ class ForgetConfig:
         wrong += _outside(self, "", "at least 1", *batches, *counts, "threads")
         wrong += _outside(self, "", "at least 2", "max_tokens", "general_tokens")
         wrong += _outside(self, "", "zero or positive", "seed")
-        wrong += _outside(self.stop, "", "positive", "utility_floor")
+        wrong += _outside(self.stop, "stop.", "positive", "utility_floor")
+        wrong += _outside(self.stop, "stop.", "zero or positive", "plateau")
         for method in (*self.phases, self.method):
             if method.loss in LOSSES and LOSSES[method.loss].base == "given" and not self.base:
                 never = "a model with the same tokenizer that never saw the documents"

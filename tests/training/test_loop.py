@@ -172,10 +172,50 @@ def test_the_first_model_that_crosses_is_kept(tmp_path, crossing):
     assert same(weights, expected), "going back and evaluating more often makes the same steps again"
 
 
+def test_ended_by_hand_a_run_keeps_its_best_model_and_takes_no_step(tmp_path):
+    rows = []
+    scores = {3: 40.0, 6: 60.0, 7: 70.0}
+    made = make(evaluate_every=3)
+    options = {"evaluate": lambda step: {"verbmem_f": scores[step], "nll_general": 1.0}, "rule": recital()}
+    with pytest.raises(Interrupted):
+        run(tmp_path, made=made, log=rows.append, paused=lambda: len(rows) >= 7, **options)
+    outcome, weights = run(tmp_path, made=make(evaluate_every=3), log=rows.append, finish=True, **options)
+    assert (outcome.step, outcome.rule, len(rows)) == (3, "finished", 7)
+    assert same(weights, run(tmp_path / "plain", made=make(max_steps=3))[1])
+
+
 def test_a_breaking_model_ends_the_run_with_a_reason(tmp_path):
     outcome, _ = run(tmp_path, lambda step: {"verbmem_f": 80.0, "nll_general": 1.0 + 0.2 * step})
     assert (outcome.rule, outcome.step) == ("utility_floor", 5)
     assert "costs 1.00 nats per token more than before" in outcome.reason
+
+
+def test_a_run_that_stands_still_is_pulled_harder_also_after_a_pause_and_ends_with_its_best_model(tmp_path):
+    def evaluate(step):
+        return {"verbmem_f": 50.0 + abs(step - 1), "nll_general": 1.0}
+
+    def went(folder, **options):
+        rows, said = [], []
+        made = make(max_steps=40, evaluate_every=1)
+        options = {"log": rows.append, "say": said.append, "patience": 3} | options
+        return (*run(tmp_path / folder, evaluate, recital(), made, **options), rows, said)
+
+    outcome, weights, rows, said = went("whole")
+    assert (outcome.step, outcome.rule, outcome.raised) == (1, "plateau", 4)
+    assert [row["step"] for row in rows] == list(range(1, 8)), "the log tells the whole way"
+    assert [row["verbmem_f"] for row in rows] == [evaluate(n)["verbmem_f"] for n in range(1, 8)]
+    assert [row.get("alpha", METHOD.alpha) for row in rows] == [METHOD.alpha] * 4 + [2 * METHOD.alpha] * 3
+    assert len(said) == 1
+    steps = []
+    with pytest.raises(Interrupted):
+        went("paused", log=steps.append, paused=lambda: len(steps) >= 5)
+    again, resumed, rest, _ = went("paused", resume=True)
+    assert (again.step, again.rule, again.raised) == (1, "plateau", 4)
+    assert same(weights, resumed)
+    timing = ("seconds", "tokens_per_second")
+    assert [{k: v for k, v in row.items() if k not in timing} for row in steps + rest] == [
+        {k: v for k, v in row.items() if k not in timing} for row in rows
+    ]
 
 
 def test_the_first_model_there_is_kept_if_all_later_ones_loop(tmp_path):

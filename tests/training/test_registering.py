@@ -90,7 +90,7 @@ def test_a_registered_loss_runs_from_the_command_line(kind, inputs, tmp_path, mo
     CALLS.clear()
     flags = ["--loss", "scratch", *(["--loss-options", *options] if options else [])]
     flags += ["--base", inputs / "base"] if settings.get("base") == "given" else []
-    assert run(inputs, tmp_path / "run", *flags) == 0, capsys.readouterr().err
+    assert run(inputs, tmp_path / "run", *flags) == 3, capsys.readouterr().err
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert len(rows) == 3
     assert all(row["grad_norm"] > 0 for row in rows)
@@ -131,7 +131,7 @@ def test_a_registered_optimizer_runs_from_the_command_line(inputs, tmp_path, mon
     monkeypatch.setitem(OPTIMIZERS, "scratch", OptimizerKind(SignDescent, "sign", ("lr",)))
     CALLS.clear()
     flags = ["--optimizer", "scratch", "--optimizer-options", "shrink=0.25"]
-    assert run(inputs, tmp_path / "run", *flags) == 0, capsys.readouterr().err
+    assert run(inputs, tmp_path / "run", *flags) == 3, capsys.readouterr().err
     assert CALLS == [0.25] * 3
     assert json.loads((tmp_path / "run" / "result.json").read_text())["name"] == "sign-nlul-kl"
     assert run(inputs, tmp_path / "wrong", "--optimizer", "scratch", "--optimizer-options", "grow=2") == 2

@@ -20,9 +20,10 @@ PARITY = StopRule(
 )
 
 
-def drive(scores_of, rule, every=10, last=30, loops_every=0):
+def drive(scores_of, rule, every=10, last=30, loops_every=0, said=None, **plateau):
     """Evaluated steps and how the search ends, for a run whose step n has the scores ``scores_of(n)``."""
-    search = Search(rule, BEFORE, every=every, last=last, utility_floor=0.5)
+    options = {"every": every, "last": last, "utility_floor": 0.5} | plateau
+    search = Search(rule, BEFORE, **options)
     step, evaluated = 0, []
     while True:
         step += 1
@@ -31,13 +32,15 @@ def drive(scores_of, rule, every=10, last=30, loops_every=0):
             continue
         evaluated.append(step)
         state = json.loads(json.dumps(search.state()))  # as from a checkpoint; a new search goes on as the old would
-        search = Search(rule, BEFORE, every=every, last=last, utility_floor=0.5)
+        search = Search(rule, BEFORE, **options)
         search.restore(state)
         kept = search.steps_to_keep()
         move = search.look(step, {"nll_general": 1.0} | scores_of(step), loops_every)
         if move.kind == "end":
             assert move.step == step or move.step in kept, "its checkpoint is there to go back to"
             return evaluated, move
+        if said is not None and move.reason:
+            said.append((step, search.pull, move.reason))
         if move.kind == "go back":
             assert move.step in search.steps_to_keep()
             search.restore(state)
@@ -63,6 +66,10 @@ def test_a_rule_that_is_never_met_ends_at_the_last_step():
 def test_a_breaking_model_ends_the_search():
     _, move = drive(lambda n: {"verbmem_f": 80.0, "nll_general": 1 + 0.1 * n}, recital())
     assert (move.step, move.rule) == (10, "utility_floor")
+    _, move = drive(lambda n: {"verbmem_f": 50.0 + n, "nll_general": 1 + 0.02 * n}, recital())  # best at step 10
+    assert (move.step, move.rule) == (10, "utility_floor")
+    assert "costs 0.60 nats per token more than before" in move.reason
+    assert "verbmem_f <= 20 was not met; step 10 was nearest to it" in move.reason
     _, move = drive(lambda n: {"verbmem_f": 10.0, "nll_general": 3.0}, recital())
     assert move.rule == "stop"
     assert "reached 10; but general text costs 2.00 nats per token more than before" in move.reason
@@ -81,6 +88,53 @@ def test_loops_are_waited_for_and_then_the_first_model_is_taken():
     assert (evaluated, move.step, move.rule) == ([10, 2, 4, 3, 5, 7, 9, 11], 11, "stop")
     evaluated, move = drive(scores, rule, every=5, loops_every=2)
     assert (evaluated, move.step, move.rule) == ([5, 1, 2, 3, 5, 7, 9], 3, "stop")
+
+
+def test_a_run_that_stands_still_is_pulled_harder_once_and_then_ends_with_its_best_model():
+    def scores_of(n):
+        return {"verbmem_f": max(40.0, 90.0 - n) + (n > 60)}  # nearest from step 50 to 60
+
+    said = []
+    evaluated, move = drive(scores_of, recital(), last=500, patience=3, said=said)
+    ((step, pull, reason),) = said
+    assert (step, pull, evaluated[-1]) == (80, 2.0, 110)
+    assert reason.startswith(
+        "step 80: no nearer to the stop rule since step 50, over 3 evaluations; from here on alpha"
+    )
+    assert (move.step, move.rule) == (60, "plateau")
+    assert "pulling harder did not help; the stop rule verbmem_f <= 20 was not met; step 60 was" in move.reason
+    evaluated, move = drive(scores_of, recital(), last=500)
+    assert (move.step, move.rule, evaluated[-1]) == (60, "max_steps", 500), "without patience it goes on to the end"
+
+
+def test_what_still_moves_is_no_plateau():
+    def falling(pace, begins, **options):
+        said = []
+        scores = {n: {"verbmem_f": 90.0 - pace * max(0, n - begins)} for n in range(2001)}
+        _, move = drive(scores.get, recital(), patience=3, said=said, **options)
+        return move.rule, [step for step, _, _ in said]
+
+    assert falling(0.06, 0, last=2000) == ("stop", []), "slow"
+    assert falling(1.0, 60, last=200, expected=90) == ("stop", []), "late, as recital falls"
+    assert falling(1.0, 40, last=200) == ("stop", [30]), "later than expected"
+    search = Search(recital(), BEFORE, every=20, last=500, utility_floor=0.5, patience=3)
+    for step in range(10, 60, 5):  # evaluated often, because it was expected to be there soon
+        assert search.look(step, {"verbmem_f": 90.0, "nll_general": 1.0}, 0).reason == ""
+    assert search.look(60, {"verbmem_f": 90.0, "nll_general": 1.0}, 0).reason != ""
+
+
+def test_ended_by_hand_the_best_model_so_far_is_kept():
+    def ended(at, *scores):
+        search = Search(recital(5.0), BEFORE, every=10, last=100, utility_floor=0.5)
+        for number, value in enumerate(scores, 1):
+            search.look(10 * number, {"verbmem_f": value, "degenerate": 0.0, "nll_general": 1.0}, 0)
+        return lambda value: search.finish(at, {"verbmem_f": value, "degenerate": 0.0, "nll_general": 1.0})
+
+    assert (ended(23, 60.0, 50.0)(55.0).step, ended(23, 60.0, 50.0)(45.0).step, ended(3)(90.0).step) == (20, 23, 3)
+    move = ended(23, 60.0, 50.0)(55.0)
+    assert move.rule == "finished"
+    assert "ended by hand after step 23; the stop rule verbmem_f <= 20" in move.reason
+    assert (ended(23, 60.0)(15.0).step, ended(23, 60.0)(15.0).rule) == (23, "stop")
 
 
 def curves(seed, *, hide=True):

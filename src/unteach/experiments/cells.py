@@ -56,7 +56,7 @@ KEY_DEFAULTS: dict[str, dict[str, Any]] = {
     "loss nlul": {"tolerance": 0.0},
     "loss match": {"pull": "softplus", "margin": 0.0},
     "Precision": {"forget": "auto", "divergence": "auto"},
-    "Stop": {"metric": None, "parity": None, "utility_floor": 0.5},
+    "Stop": {"metric": None, "parity": None, "utility_floor": 0.5, "plateau": 3},
     "RecoverySettings": {"lr": 1e-4, "steps": 100, "batch": 16, "max_tokens": 512},
     "RelearningSettings": {"lr": 1e-4, "steps": [0, 5, 10, 20, 40, 80], "batch": 24},
     "TheoremSettings": {

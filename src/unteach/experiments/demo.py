@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from unteach.config import ForgetConfig
+from unteach.config import ForgetConfig, Stop
 from unteach.errors import InputError
 from unteach.experiments import DEEP, DEEP_INPUTS, METHODS, MICRO_SETTINGS
 
@@ -55,7 +55,8 @@ def run(options: DemoOptions) -> dict[str, Any]:
         print(f"\n{name}", file=sys.stderr)
         method = DEEP if name == "deep" else METHODS[name]
         given = DEEP_INPUTS if name == "deep" else {"base": "micro:small"} if method.loss == "it" else {}
-        config = ForgetConfig(out=str(out / name), method=method, seed=options.seed, **given, **MICRO_SETTINGS)
+        fixed = MICRO_SETTINGS | {"seed": options.seed, "stop": Stop(plateau=0)}  # α stays the method's
+        config = ForgetConfig(out=str(out / name), method=method, **given, **fixed)
 
         def measured_once(score: str, compute: Callable[[], Any], rule: Any = config.keep) -> Any:
             own = f" {rule}" if score.startswith("stop") else ""  # a rule on membership needs other scores

@@ -128,6 +128,7 @@ class Setup:
                 return self.forget(dataclasses.replace(config, out=str(Path(folder) / "run")))
         own = _has_own_passages(config) and config.reference is not None  # without it there is no PrivLeak
         needed = None if own else ["verbmem_f"]  # the rest of the job's own scores nobody would read
+        config = dataclasses.replace(config, stop=dataclasses.replace(config.stop, plateau=0))  # α stays the method's
         result = run_forget(config, say=self.say, shared=self._measured_once(config), measurements=needed)
         out = Path(config.out)
         if own:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import signal
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +19,21 @@ from unteach.data import EMBEDDED_GENERAL, Documents, ForgetBatches, GeneralText
 from unteach.errors import InputError
 from unteach.evaluation import evaluate
 from unteach.evaluation.scores import Scores
-from unteach.evaluation.verdict import Finding, judge, stop_scores, unanswered
+from unteach.evaluation.verdict import judge, stop_scores, unanswered
 from unteach.job.card import model_card
 from unteach.job.inputs import Inputs, as_documents, choice, prepared, read_inputs, without_overlap
 from unteach.job.probes import CHEAP, STOP, run_probes, saw_the_documents, stop_rule
-from unteach.job.run_folder import STOP_SCORES, MeasuredOnce, RunFolder, SharedScores, check_tracker, rewind, step_log
-from unteach.method.optimizers import OPTIMIZERS
+from unteach.job.run_folder import (
+    STOP_SCORES,
+    ForgetResult,
+    MeasuredOnce,
+    RunFolder,
+    SharedScores,
+    check_tracker,
+    going_on,
+    rewind,
+    step_log,
+)
 from unteach.models import context_length
 from unteach.models.distributed import from_first_rank, is_first_rank, join, ranks
 from unteach.models.save import save_result
@@ -34,8 +41,8 @@ from unteach.models.threads import with_threads
 from unteach.settings import from_yaml, to_yaml
 from unteach.training.calibrate import calibrated, is_complete, measure, noise_warning
 from unteach.training.checkpoint import Checkpoints
-from unteach.training.loop import Outcome, unlearn
-from unteach.training.stopping import Search, parse_rule
+from unteach.training.loop import Outcome, catching_signals, unlearn
+from unteach.training.stopping import HARDER, Search, parse_rule
 from unteach.training.texts import Texts
 
 __all__ = ["ForgetResult", "forget", "run_forget"]
@@ -50,41 +57,12 @@ WATCHED_KEEP, FEWEST_KEEP = 16, 10
 """At most so many keep documents, one in ten, are set aside for measuring."""
 
 
-@dataclass(frozen=True, slots=True)
-class ForgetResult:
-    """What ``forget`` gives back; the same as ``RUN/result.json``."""
-
-    model: Any
-    out: Path | None
-    steps: int
-    stop: dict[str, Any]
-    before: dict[str, float]
-    """Scores on passages that the stop rule did not use; likewise ``after``."""
-    after: dict[str, float]
-    counts: dict[str, Any]
-    seconds: float
-    config: ForgetConfig
-    forgotten: bool = False
-    """Whether the stop rule was met."""
-    verdict: tuple[Finding, ...] = ()
-    """Four questions and their answers; see ``evaluation.verdict``."""
-    base: dict[str, float] = dataclasses.field(default_factory=dict)
-    """Scores of the base model on the stop rule's passages, where there is one."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        skipped = ("model", "config", "out")
-        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in skipped}
-        method = self.config.method
-        name = f"{OPTIMIZERS[method.optimizer].label}-{method.loss}-{method.divergence}"
-        values["verdict"] = [finding.to_dict() for finding in self.verdict]
-        return {"name": name, "seed": self.config.seed, "out": str(self.out)} | values
-
-
 def run_forget(
     config: ForgetConfig,
     *,
     resume: bool = False,
+    max_steps: int | None = None,
+    finish: bool = False,
     say: Callable[[str], None] | None = None,
     shared: MeasuredOnce | None = None,
     measurements: Collection[str] | None = None,
@@ -95,6 +73,8 @@ def run_forget(
 
     Args:
         resume: Go on with the run in ``config.out``, with the settings saved there.
+        max_steps: The one setting that a resumed run may change; only to more.
+        finish: ``unteach finish``: take no further step, and make a result of the best model so far.
         say: Gets the lines for people; by default they go to stderr.
         shared: ``SharedScores().measured_once``, the same for several runs that start from one model with the same data
             and seed: the scores before the run, and the reference's, are then measured once.
@@ -107,15 +87,22 @@ def run_forget(
     """
     join()
     out = Path(config.out)
-    if resume:
+    if finish and (out / "result.json").exists():
+        raise InputError(f"run is {config.out!r}: it has ended, and {out / 'result.json'} says how")
+    if finish and not (out / "metrics.jsonl").exists():
+        raise InputError(f"run is {config.out!r}: it has made no step yet; go on with: {going_on(out)}")
+    if resume or finish:
         config = from_yaml(ForgetConfig, out / "config.yaml", out=str(out))
+        if max_steps is not None and max_steps < config.max_steps:
+            raise InputError(f"max_steps is {max_steps}: it was {config.max_steps}, and a resume may only raise it")
+        config = dataclasses.replace(config, max_steps=max_steps or config.max_steps)
     elif from_first_rank(out.exists() and (not out.is_dir() or any(out.iterdir()))):
         raise InputError(
             f"out is {config.out!r}, which exists and is not empty: name a new folder, or --resume {config.out}"
         )
     check_tracker(config.track)
     config = config.chosen()
-    return ForgetJob(read_inputs(config), config, out, resume, say, shared, measurements).run()
+    return ForgetJob(read_inputs(config), config, out, resume or finish, finish, say, shared, measurements).run()
 
 
 def forget(
@@ -173,40 +160,54 @@ class ForgetJob:
         config: ForgetConfig,
         out: Path | None,
         resume: bool = False,
+        finish: bool = False,
         say: Callable[[str], None] | None = None,
         shared: MeasuredOnce | None = None,
         measurements: Collection[str] | None = None,
     ) -> None:
         self.inputs, self.config, self.out = inputs.in_form_of_model(), config, out
-        self.resume, self.measurements = resume, measurements
-        self.say = (say or functools.partial(print, file=sys.stderr)) if is_first_rank() else _ignore
+        self.resume, self.finish, self.measurements = resume, finish, measurements
+        self.show = say or functools.partial(print, file=sys.stderr)
         self.shared = shared or SharedScores().measured_once
         self.started = time.perf_counter()
         self.parity = config.stop.parity if config.stop.parity is not None else inputs.keep is not None
 
+    def say(self, line: str) -> None:
+        """Show a line to the user, and add it to the run's log."""
+        if is_first_rank():
+            self.show(line)
+            self.folder.log(line)
+
     def run(self) -> ForgetResult:
         """Read, calibrate, measure, unlearn, measure again, save."""
+        with RunFolder(self.out, self.resume, self.shared) as self.folder:
+            return self.result()
+
+    def result(self) -> ForgetResult:
+        """See ``run``."""
         self.read_texts()
         self.config = with_threads(self.config, self.say)
         self.parameters = prepared(self.inputs.model, self.config)
         if self.inputs.reference is not None and ranks() > 1:
             prepared(self.inputs.reference, self.config)
         self.choose_numbers()
-        self.folder = RunFolder(self.out, self.resume, self.shared)
         self.folder.write("config.yaml", to_yaml(self.config))
-        search = self.measure_start()
+        self.measure_start()
         first = self.final_scores("step_000000", self.inputs.model, 0)
         for warning in unanswered(first):
             self.say(warning)
-        outcome = self.unlearn(search)
+        outcome = self.unlearn()
         last = self.final_scores(f"step_{outcome.step:06d}", self.inputs.model, outcome.step)
         base = self.others.get("base", {})
+        stop: dict[str, Any] = {"rule": outcome.rule, "reason": outcome.reason, "step": outcome.step}
+        if outcome.raised:
+            stop["alpha_raised"] = {"step": outcome.raised, "factor": HARDER}
         reference = self.reference_scores.metrics if self.reference_scores else {}
         result = ForgetResult(
             model=self.inputs.model,
             out=self.out,
             steps=outcome.step,
-            stop={"rule": outcome.rule, "reason": outcome.reason, "step": outcome.step},
+            stop=stop,
             before=dict(first),
             after=dict(last),
             counts=self.counts,
@@ -218,7 +219,6 @@ class ForgetJob:
         )
         if self.out is not None:
             self.save(self.out, result, last.notes)
-        self.folder.clean_up()
         return result
 
     def read_texts(self) -> None:
@@ -276,7 +276,7 @@ class ForgetJob:
         if not self.resume and (warning := noise_warning(*given)):
             self.say(warning)
 
-    def measure_start(self) -> Search:
+    def measure_start(self) -> None:
         """Measure what the stop rule compares with, and begin the search for the model that meets it."""
         inputs, config, probes = self.inputs, self.config, self.probes
         before = self.compared("before", inputs.model, probes.start)
@@ -296,8 +296,15 @@ class ForgetJob:
         self.say(f"stops at {self.rule}")
         if not (self.folder.path / STOP_SCORES).exists():
             self.folder.add_line(STOP_SCORES, {"step": 0} | before)
-        floor = config.stop.utility_floor
-        return Search(self.rule, before, every=config.evaluate_every, last=config.max_steps, utility_floor=floor)
+        self.search = Search(
+            self.rule,
+            before,
+            every=config.evaluate_every,
+            last=config.max_steps,
+            utility_floor=config.stop.utility_floor,
+            patience=config.stop.plateau,
+            expected=config.expected_steps + sum(phase.steps or 0 for phase in config.phases),
+        )
 
     def evaluate(self, model: Any, benchmark: Benchmark, **options: Any) -> Scores:
         """Measure a model as every evaluation of this run does."""
@@ -325,31 +332,36 @@ class ForgetJob:
         """Scores of a model that the stop rule compares with."""
         return self.folder.remember(f"checkpoints/{name}.json", lambda: self.measured(model, benchmark), f"stop {name}")
 
-    def unlearn(self, search: Search) -> Outcome:
+    def unlearn(self) -> Outcome:
         """Run the loop, with a log, checkpoints and a way to pause."""
         config = self.config
         metrics = self.folder.path / "metrics.jsonl"
         begun = from_first_rank(self.resume and metrics.exists())  # else it ended before step 1
         first = is_first_rank()
-        with _catching_signals() as paused, step_log(metrics, config) if first else nullcontext(_ignore) as log:
+        if first and not self.finish:
+            (self.folder.path / "result.json").unlink(missing_ok=True)  # a run that goes on has no result yet
+        with catching_signals(self.say) as paused, step_log(metrics, config) if first else nullcontext(_ignore) as log:
             outcome = unlearn(
                 self.inputs.model,
                 self.parameters,
                 self.texts,
                 config,
-                search=search,
+                search=self.search,
                 evaluate=self.evaluate_stop,
                 checkpoints=Checkpoints(self.folder.path / "checkpoints", config.keep_checkpoints),
                 base=self.inputs.base,
                 log=log,
                 rewind=functools.partial(rewind, metrics) if first else _ignore,
+                say=self.say,
                 paused=paused,
                 resume=begun,
+                finish=self.finish,
             )
         self.say(f"stopped after {outcome.step} steps: {outcome.reason}")
-        if outcome.rule == "max_steps" and config.method.alpha is not None:
-            harder = 3 * config.method.alpha
-            self.say(f"for more, start again with a larger --max-steps, or pull harder: --alpha {harder:.2g}")
+        if outcome.rule in ("max_steps", "plateau", "finished"):
+            most = 2 * config.max_steps if outcome.rule == "max_steps" else None
+            further = f"go on with: {going_on(self.out, most)}; or " if self.out and outcome.rule != "plateau" else ""
+            self.say(f"for more, {further}start again and pull harder: --alpha {3 * (config.method.alpha or 1):.2g}")
         return outcome
 
     def evaluate_stop(self, step: int) -> Mapping[str, float]:
@@ -361,6 +373,7 @@ class ForgetJob:
         due = self.config.stop.metric or all(c.crossed(scores) for c in rule.conditions if c.metric not in asked)
         if asked and due:
             scores |= from_first_rank(self.measured(model, self.probes.stop, asked))
+        scores["distance"] = self.search.distance(scores)
         self.folder.add_line(STOP_SCORES, {"step": step} | scores)
         self.say(f"step {step}: {_in_a_line(scores)}")
         return scores
@@ -382,29 +395,6 @@ class ForgetJob:
         )
         self.say(save_result(self.inputs.model, self.parameters, self.inputs.tokenizer, config, out / "model", card))
         self.folder.write("result.json", result.to_dict())
-
-
-@contextmanager
-def _catching_signals() -> Iterator[Callable[[], bool]]:
-    """Let SIGINT and SIGTERM ask for a pause instead of ending the program; the second one does end it."""
-    asked: list[int] = []
-
-    def ask(number: int, frame: Any) -> None:
-        if asked:
-            raise KeyboardInterrupt
-        asked.append(number)
-        if is_first_rank():
-            print("stopping after this step; a checkpoint will be written (again: stop now)", file=sys.stderr)
-
-    try:
-        previous = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not in the main thread: signals are someone else's business
-        previous = {}
-    try:
-        yield lambda: bool(asked)
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 def _in_a_line(scores: Mapping[str, float]) -> str:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import importlib
 import json
 import logging
+import shlex
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TimeRemainingColumn
@@ -20,6 +23,8 @@ from rich.progress import BarColumn, Progress, TimeRemainingColumn
 from unteach.config import ForgetConfig
 from unteach.errors import InputError
 from unteach.evaluation.scores import Scores, write_json
+from unteach.evaluation.verdict import Finding
+from unteach.method.optimizers import OPTIMIZERS
 from unteach.models.distributed import from_first_rank, is_first_rank
 from unteach.settings import nearest_name
 from unteach.writing import write_whole
@@ -29,8 +34,10 @@ try:
 except ImportError:  # not on Windows: there two processes may measure the same
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["STOP_SCORES", "MeasuredOnce", "RunFolder", "SharedScores"]
+__all__ = ["STOP_SCORES", "ForgetResult", "MeasuredOnce", "RunFolder", "SharedScores"]
 
+RUN_LOG = "run.log"
+"""Every line that the terminal shows."""
 STOP_SCORES = "evaluations/stop.jsonl"
 """A line for every evaluation of the stop rule, in the order in which they were made, and one before the first step."""
 T = TypeVar("T")
@@ -38,6 +45,37 @@ MeasuredOnce = Callable[[str, Callable[[], Any]], Any]
 """Takes a name and what measures it; gives back what was measured under that name, once."""
 Tracker = Callable[[dict[str, Any] | None], None]
 """Takes the row of every step and, at the end of the run, None."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetResult:
+    """What ``forget`` gives back; the same as ``RUN/result.json``."""
+
+    model: Any
+    out: Path | None
+    steps: int
+    stop: dict[str, Any]
+    before: dict[str, float]
+    """Scores on passages that the stop rule did not use; likewise ``after``."""
+    after: dict[str, float]
+    counts: dict[str, Any]
+    seconds: float
+    config: ForgetConfig
+    forgotten: bool = False
+    """Whether the stop rule was met."""
+    verdict: tuple[Finding, ...] = ()
+    """Four questions and their answers; see ``evaluation.verdict``."""
+    base: dict[str, float] = dataclasses.field(default_factory=dict)
+    """Scores of the base model on the stop rule's passages, where there is one."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        skipped = ("model", "config", "out")
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in skipped}
+        method = self.config.method
+        name = f"{OPTIMIZERS[method.optimizer].label}-{method.loss}-{method.divergence}"
+        values["verdict"] = [finding.to_dict() for finding in self.verdict]
+        return {"name": name, "seed": self.config.seed, "out": str(self.out)} | values
 
 
 class SharedScores:
@@ -80,11 +118,11 @@ def _from_file(file: Path) -> Any:
 class RunFolder:
     """The run folder (``out``), or a temporary one; a resumed run reads back what it wrote before."""
 
-    def __init__(self, out: Path | None, resume: bool, measured_once: MeasuredOnce) -> None:
-        self._measured_once = measured_once
+    def __init__(self, out: Path | None, resume: bool, measured_once: MeasuredOnce | None = None) -> None:
+        self._measured_once = measured_once or SharedScores().measured_once
         self._temporary = tempfile.TemporaryDirectory() if out is None and is_first_rank() else None
         self.path = from_first_rank(Path(self._temporary.name) if self._temporary else Path(str(out)))
-        self.resume = resume
+        self.resume, self._shown = resume, list[str]()
 
     def write(self, name: str, content: Any) -> None:
         """Write a text, or anything else as JSON, all or nothing."""
@@ -96,6 +134,14 @@ class RunFolder:
         if is_first_rank():
             _add_line(self.path / name, row)
 
+    def log(self, *lines: str) -> None:
+        """Add lines to what the terminal has shown; they wait until the run begins, which may yet be refused."""
+        self._shown += lines
+        if is_first_rank() and (self.path / "config.yaml").exists():
+            with (self.path / RUN_LOG).open("a", encoding="utf-8") as log:
+                log.writelines(f"{line}\n" for line in self._shown)
+            self._shown.clear()
+
     def remember(self, name: str, compute: Callable[[], T], shared: str = "") -> T:
         """Scores: read back when a run is resumed, else computed, by one of all runs that share them under a name."""
         if from_first_rank(self.resume and (self.path / name).exists()):
@@ -105,10 +151,17 @@ class RunFolder:
         self.write(name, _plain(scores))
         return scores
 
-    def clean_up(self) -> None:
-        """Remove a temporary folder."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
         if self._temporary:
             self._temporary.cleanup()
+
+
+def going_on(out: Path | None, max_steps: int | None = None) -> str:
+    """The command that goes on with a run."""
+    return f"unteach forget --resume {shlex.quote(str(out))}" + (f" --max-steps {max_steps}" if max_steps else "")
 
 
 @contextmanager

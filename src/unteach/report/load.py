@@ -29,6 +29,7 @@ RULES = {
     "utility_floor": "not met: damage",
     "nearest": "not met: nearest model kept",
     "plateau": "not met: no more progress",
+    "finished": "not met: ended by hand",
 }
 """By which rule a run ended, in words."""
 GOAL = re.compile(r"(\w+) [<>]=? ([-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?)\b")

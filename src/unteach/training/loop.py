@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,10 +18,10 @@ from unteach.method.optimizers import make_optimizer
 from unteach.models.distributed import any_rank
 from unteach.training.checkpoint import Checkpoints
 from unteach.training.step import train_step
-from unteach.training.stopping import Search
+from unteach.training.stopping import Move, Search
 from unteach.training.texts import NO_LOOPS, OtherModels, OwnLoops, Texts, find_loops, texts_of_step
 
-__all__ = ["Outcome", "unlearn"]
+__all__ = ["Outcome", "catching_signals", "unlearn"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,8 @@ class Outcome:
     reason: str
     rule: str
     scores: Mapping[str, float]
+    raised: int = 0
+    """The step from which α was raised, because the run came no nearer to its rule; 0: it was not."""
 
 
 @dataclass(slots=True)
@@ -55,10 +59,12 @@ def unlearn(
     base: Any = None,
     log: Callable[[dict[str, Any]], None] = lambda row: None,
     rewind: Callable[[int], None] = lambda step: None,
+    say: Callable[[str], None] = lambda line: None,
     paused: Callable[[], bool] = lambda: False,
     resume: bool = False,
+    finish: bool = False,
 ) -> Outcome:
-    """Unlearn until the search for a model that meets the stop rule ends, the model breaks, or ``max_steps``.
+    """Unlearn until the search for a model that meets the stop rule ends: there, at a plateau or at ``max_steps``.
 
     All batches are functions of the step, so steps that are made again, after going back or resuming, are the same.
 
@@ -71,10 +77,12 @@ def unlearn(
         evaluate: Scores of the model as it is, by name, among them ``nll_general``.
         checkpoints: Where to save.
         base: The model that losses such as ``it`` compare with.
-        log: Called with the metrics of every step.
+        log: Called with the metrics of every step, and the scores of its model where it was evaluated.
         rewind: Called with the step to which a run goes back: later log rows will come again.
+        say: Called with what a user should know along the way.
         paused: Asked after every step; True saves a checkpoint and raises ``Interrupted``.
         resume: Go on from the last checkpoint.
+        finish: Take no step: end with the best of the models evaluated so far, that of the last checkpoint among them.
     """
     methods = [*config.phases, config.method]
     others = OtherModels(model, parameters, base, texts.forget.sequences, config, methods)
@@ -91,7 +99,7 @@ def unlearn(
         }
         checkpoints.save(at.step, content, protect=search.steps_to_keep())
 
-    def restore(step: int | None) -> None:
+    def restore(step: int | None, *, rewinding: bool = True) -> None:
         nonlocal at, optimizer, loops
         optimizer.zero_grad()
         optimizer = make_optimizer(parameters.values(), methods[0])  # the old state goes before the saved one comes
@@ -106,10 +114,23 @@ def unlearn(
         if others.initial:
             others.initial.values = content["initial_log_odds"]
         loops = OwnLoops.from_state(content["loops"])
-        rewind(at.step)
+        if rewinding:
+            rewind(at.step)
 
+    def end(move: Move, scores: Mapping[str, float]) -> Outcome:
+        raised = search.raised
+        if move.step != at.step:
+            restore(move.step, rewinding=False)  # the log tells the whole way
+            scores = evaluate(at.step)
+        return Outcome(at.step, move.reason, move.rule, scores, raised)
+
+    if finish:
+        restore(None)
+        scores = evaluate(at.step)
+        return end(search.finish(at.step, scores), scores)
     if resume:
         restore(None)
+        say(f"goes on from step {at.step}")
         if at.step >= config.max_steps:
             reached = f"the run to resume is at step {at.step} already, raise it"
             raise InputError(f"max_steps is {config.max_steps}: {reached}")
@@ -127,33 +148,36 @@ def unlearn(
         elif at.step % method.loops_every == 0:
             loops = find_loops(model, texts.forget, at.step)
         pulls, held = texts_of_step(texts, method, config, at.step, others, loops)
-        alpha = at.pull * (1.0 if method.alpha is None else method.alpha)
+        alpha = search.pull * at.pull * (1.0 if method.alpha is None else method.alpha)
         row = train_step(model, optimizer, pulls, held, alpha, config)
-        if method.alpha_growth:
+        if method.alpha_growth or search.pull != 1:
             row["alpha"] = alpha
+        if method.alpha_growth:
             grows = row["divergence"] < method.hold_budget
             at.pull *= 1 + method.alpha_growth if grows else 1 / (1 + method.alpha_growth)
         at.step += 1
         took = time.perf_counter() - started
         at.seconds += took
         row |= {"tokens_per_second": row.pop("tokens") / took, "seconds": at.seconds, "loops": len(loops.sequences)}
-        log({"step": at.step, "phase": phase} | row)
+        row = {"step": at.step, "phase": phase} | row
 
         if search.is_due(at.step):
             scores = evaluate(at.step)
+            log(row | {name: value for name, value in scores.items() if name not in row})
             move = search.look(at.step, scores, method.loops_every)
             if move.kind == "end":
-                if move.step != at.step:
-                    restore(move.step)
-                    scores = evaluate(at.step)
-                return Outcome(at.step, move.reason, move.rule, scores)
+                return end(move, scores)
+            if move.reason:
+                say(move.reason)
             if move.kind == "go back":
                 crossed = at.step
                 restore(move.step)
                 search.refine(crossed)
             save()
-        elif at.step % config.checkpoint_every == 0:
-            save()
+        else:
+            log(row)
+            if at.step % config.checkpoint_every == 0:
+                save()
         if any_rank(paused()):
             save()
             raise Interrupted(f"stopped after step {at.step}")
@@ -166,3 +190,28 @@ def _phase(methods: Sequence[Method], step: int) -> int:
             return number
         step -= method.steps or 0
     return len(methods) - 1
+
+
+@contextmanager
+def catching_signals(say: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
+    """Let SIGINT and SIGTERM ask for a pause instead of ending the program; the second one does end it.
+
+    Inside the block, what ``unlearn`` asks whether it is ``paused``.
+    """
+    asked: list[int] = []
+
+    def ask(number: int, frame: Any) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(number)
+        say("stopping after this step; a checkpoint will be written (again: stop now)")
+
+    try:
+        previous = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    except ValueError:  # not in the main thread: signals are someone else's business
+        previous = {}
+    try:
+        yield lambda: bool(asked)
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

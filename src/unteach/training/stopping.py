@@ -13,6 +13,10 @@ from unteach.errors import InputError
 
 __all__ = ["Condition", "Move", "Search", "StopRule", "parse_rule"]
 
+HARDER = 2.0
+"""By this α is multiplied once, where a run comes no nearer to its rule."""
+PROGRESS = 0.02
+"""A run comes nearer to its rule where its distance from it falls by this share."""
 CAUTION = 0.7
 """The next evaluation comes after this share of the steps that the rule is expected to need."""
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
@@ -96,9 +100,10 @@ class Move:
     step: int
     """The step it goes back to, or the one whose model is kept."""
     reason: str = ""
+    """Why it ended, or what else there is to say."""
     rule: str = ""
-    """What ended it: ``stop``, ``nearest`` (one step went too far for the stop rule), ``utility_floor`` or
-    ``max_steps``."""
+    """What ended it: ``stop``, the rule was met; else ``nearest`` (one step went too far for it), ``utility_floor``,
+    ``plateau``, ``max_steps`` or ``finished`` (by ``unteach finish``)."""
 
 
 class Search:
@@ -115,6 +120,9 @@ class Search:
         every: Steps between evaluations.
         last: The step at which the run ends in any case.
         utility_floor: The run ends where ``nll_general`` has risen by more nats per token than this.
+        patience: Where the distance from the rule has not fallen over so many evaluations, ``every`` steps apart, α is
+            raised, once; after as many more without progress the run ends. 0: never.
+        expected: Before this step nothing is taken for a plateau: recital falls late.
 
     Where the rule has several conditions, or one that can be overshot, the next evaluation comes as soon as the last
     two let expect that it is met. If it never is, or a single step goes too far, the evaluated model with the smallest
@@ -125,26 +133,44 @@ class Search:
         interval: Steps from there to the next evaluation.
         met: The first step at which the rule was met, by a model that loops; 0: none yet.
         best: The evaluated step nearest to the rule, and its distance.
+        pull: What α is multiplied by, since step ``raised``.
     """
 
     def __init__(
-        self, rule: StopRule | None, before: Mapping[str, float], *, every: int, last: int, utility_floor: float
+        self,
+        rule: StopRule | None,
+        before: Mapping[str, float],
+        *,
+        every: int,
+        last: int,
+        utility_floor: float,
+        patience: int = 0,
+        expected: int = 0,
     ) -> None:
         self.rule, self.before, self.every, self.last, self.utility_floor = rule, before, every, last, utility_floor
+        self.patience, self.expected = patience, expected
         self.unmet, self.interval, self.met = 0, every, 0
         self.best: tuple[int, float] = (0, math.inf)
-        self._last: tuple[int, dict[str, float]] = (0, dict(before))
+        self.pull, self.raised = 1.0, 0
         self._known = dict(before)
+        self._progress: tuple[int, float, int] = (0, self.distance(before), 0)  # step, distance, evaluations since
+        self._last: tuple[int, dict[str, float]] = (0, dict(before))
 
     def state(self) -> dict[str, Any]:
         """Where the search is, as plain values for a checkpoint."""
-        names = ("unmet", "interval", "met", "best", "_last", "_known")
+        names = ("unmet", "interval", "met", "best", "_last", "_known", "pull", "raised", "_progress")
         return {name.removeprefix("_"): getattr(self, name) for name in names}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what ``state`` gave."""
         self.unmet, self.interval, self.met = state["unmet"], state["interval"], state["met"]
         self.best, self._last, self._known = tuple(state["best"]), tuple(state["last"]), state["known"]
+        self.pull, self.raised = state.get("pull", 1.0), state.get("raised", 0)  # older checkpoints have none
+        self._progress = tuple(state.get("progress", self._progress))
+
+    def distance(self, scores: Mapping[str, float]) -> float:
+        """How far scores are from the rule; a metric that is not among them counts as it was last measured."""
+        return 0.0 if self.rule is None else self.rule.distance(self._known | dict(scores))
 
     def steps_to_keep(self) -> set[int]:
         """Steps whose checkpoints the search may go back to."""
@@ -160,35 +186,45 @@ class Search:
         ``loops_every``: How often the run does something about loops; None: never.
         """
         rule, problem = self.rule, self._problem(scores["nll_general"])
-        known = self._known | dict(scores)
-        distance = 0.0 if rule is None else rule.distance(known)
+        distance = self.distance(scores)
         if rule is not None and rule.crossed(scores):
             if step > self.unmet + 1 and not self.met:
                 return Move("go back", self.unmet)
             if distance > 0 and not self.met:  # one step too far, and the one before was not there yet
                 return self._end_at_best(step, distance, f"{rule}: one step goes too far", "nearest")
             if distance == 0 and not rule.looping(scores):
-                reached = ", ".join(f"{scores[metric]:.4g}" for metric in rule.metrics)
-                reason = f"{rule}: reached {reached}" + (f"; but {problem}" if problem else "")
-                return Move("end", step, reason, "stop")
+                return self._met(step, scores)
             self.interval = loops_every or 1  # the loops have yet to go
             self.met = self.met or step
         patience_ends = step >= min(self.met + self.every, self.last)
         if self.met and self.met < step and (problem or patience_ends):
             return Move("end", self.met, f"{rule}: the first model there; later ones loop too", "stop")
         if problem:
-            return Move("end", step, problem, "utility_floor")
+            return self._unmet(step, distance, problem, "utility_floor")
         if step >= self.last:
-            if rule is None:
-                return Move("end", step, f"max_steps {self.last} reached", "max_steps")
-            missed = f"max_steps {self.last} reached; the stop rule {rule} was not met"
-            return self._end_at_best(step, distance, missed, "max_steps")
+            return self._unmet(step, distance, f"max_steps {self.last} reached", "max_steps")
+        stuck = self._stuck(step, distance)
+        if stuck and self.raised:
+            return self._unmet(step, distance, f"{stuck}, and pulling harder did not help", "plateau")
+        if stuck:
+            self.pull, self.raised = HARDER * self.pull, step
+            stuck = f"step {step}: {stuck}; from here on alpha is {HARDER:g} times what it was"
         if distance <= self.best[1]:
             self.best = (step, distance)
         if not self.met:
             self._expect(step, scores)
-        self.unmet, self._last, self._known = step, (step, dict(scores)), known
-        return Move("go on", step)
+        self.unmet, self._last, self._known = step, (step, dict(scores)), self._known | dict(scores)
+        return Move("go on", step, stuck)
+
+    def finish(self, step: int, scores: Mapping[str, float]) -> Move:
+        """End a run at a step, because somebody wants it to: with the model of that step, if it meets the rule, or
+        with the best that was evaluated."""
+        rule, distance = self.rule, self.distance(scores)
+        if self.met:
+            return Move("end", self.met, f"{rule}: the first model there; later ones looped", "stop")
+        if rule is not None and rule.crossed(scores) and distance == 0 and not rule.looping(scores):
+            return self._met(step, scores)
+        return self._unmet(step, distance, f"ended by hand after step {step}", "finished")
 
     def _problem(self, now: float) -> str | None:
         """Why the run must end because the model is breaking, or None."""
@@ -201,11 +237,36 @@ class Search:
             "must keep, or raise stop.utility_floor"
         )
 
+    def _met(self, step: int, scores: Mapping[str, float]) -> Move:
+        """End with the model of this step, which meets the rule."""
+        reached = ", ".join(f"{scores[metric]:.4g}" for metric in self.rule.metrics) if self.rule else ""
+        problem = self._problem(scores["nll_general"])
+        return Move("end", step, f"{self.rule}: reached {reached}" + (f"; but {problem}" if problem else ""), "stop")
+
+    def _unmet(self, step: int, distance: float, reason: str, rule: str) -> Move:
+        """End without the rule met."""
+        if self.rule is None:
+            return Move("end", step, reason, rule)
+        return self._end_at_best(step, distance, f"{reason}; the stop rule {self.rule} was not met", rule)
+
     def _end_at_best(self, step: int, distance: float, reason: str, rule: str) -> Move:
         """End with the evaluated model that is nearest to the rule: an earlier one, or that of this step."""
         if self.best[1] >= distance:
             return Move("end", step, reason, rule)
         return Move("end", self.best[0], f"{reason}; step {self.best[0]} was nearest to it", rule)
+
+    def _stuck(self, step: int, distance: float) -> str:
+        """What to say where the run has come no nearer to the rule for long enough; else nothing."""
+        since, reference, looks = self._progress
+        if not self.patience or self.met or distance < (1 - PROGRESS) * reference:
+            self._progress = (step, distance, 0)
+            return ""
+        self._progress = (since, reference, looks + 1)
+        long_enough = looks + 1 >= self.patience and step - since >= self.patience * self.every
+        if not long_enough or step < self.expected:
+            return ""
+        self._progress = (step, reference, 0)
+        return f"no nearer to the stop rule since step {since}, over {looks + 1} evaluations"
 
     def _expect(self, step: int, scores: Mapping[str, float]) -> None:
         """Set the interval to the next evaluation from how fast the conditions come nearer."""

@@ -95,7 +95,7 @@ def test_numbers_are_those_of_the_logs(name: str) -> None:
         "save_dtype": "float32",
     } | run
     assert {field: getattr(config, field) for field in expected} == expected
-    assert config.stop == Stop(metric=stop, utility_floor=float("inf"))
+    assert config.stop == Stop(metric=stop, utility_floor=float("inf"), plateau=0)
     check_method(config.method, method)
     assert len(config.phases) == (name in PHASES)
     for phase in config.phases:
@@ -116,7 +116,7 @@ def test_is_complete(name: str) -> None:
     named: dict[type, set[str]] = {}
     for kind, given in (part for other in TABLE for part in parts(other)):
         named.setdefault(kind, set()).update(given)
-    assert [len(fields) for fields in named.values()] == [32, 2, 2, 16]
+    assert [len(fields) for fields in named.values()] == [32, 2, 3, 16]
     for kind, given in parts(name):
         assert list(given) == [field.name for field in dataclasses.fields(kind) if field.name in named[kind]]
 

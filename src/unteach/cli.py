@@ -7,11 +7,10 @@ import io
 import json
 import logging
 import os
-import shlex
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
@@ -229,6 +228,7 @@ def _forget(config: ForgetConfig, others: dict[str, str]) -> int:
     if not config.out and "--dry-run" not in others:
         raise InputError("out is missing: name the run folder to create, --out run/")
     from unteach.job import run_forget
+    from unteach.job.ending import saying_how_to_go_on
     from unteach.job.hub import check_hub
     from unteach.models.distributed import join
     from unteach.planning.plan import plan
@@ -244,7 +244,7 @@ def _forget(config: ForgetConfig, others: dict[str, str]) -> int:
     hub, limit = others.get("--push-to-hub"), int(others.get("--max-steps") or 0) or None
     if hub and _speaks():
         check_hub(hub)
-    with _saying_how_to_go_on(Path(config.out)):
+    with saying_how_to_go_on(Path(config.out)):
         result = run_forget(config, resume="--resume" in others, max_steps=limit)
     return _written(result, Path(config.out), others)
 
@@ -260,74 +260,24 @@ class FinishOptions:
 def _finish(options: FinishOptions, others: dict[str, str]) -> int:
     from unteach.config import ForgetConfig
     from unteach.job import run_forget
+    from unteach.job.ending import saying_how_to_go_on
     from unteach.settings import from_yaml
 
     run = Path(options.run)
     config = from_yaml(ForgetConfig, run / "config.yaml", out=options.run)
-    with _saying_how_to_go_on(run):
+    with saying_how_to_go_on(run):
         result = run_forget(config, finish=True)
     return _written(result, run, others)
 
 
-@contextmanager
-def _saying_how_to_go_on(run: Path) -> Iterator[None]:
-    """A run that is interrupted in this block says how to go on with it, by its name."""
-    from unteach.job.run_folder import RunFolder, going_on
-
-    try:
-        yield
-    except (Interrupted, KeyboardInterrupt) as error:
-        if not (run / "config.yaml").exists() or (_under_torchrun() and isinstance(error, KeyboardInterrupt)):
-            raise
-        steps = (run / "metrics.jsonl").exists()
-        end = f", or make a result of it as it is: unteach finish {shlex.quote(str(run))}" if steps else ""
-        line = f"{str(error) or 'interrupted'}; go on with: {going_on(run)}{end}"
-        RunFolder(run, resume=True).log(f"unteach: {line}")
-        raise Interrupted(line) from None
-
-
 def _written(result: ForgetResult, run: Path, others: dict[str, str]) -> int:
     """Write the page of a run that has ended, say how it ended, and give back the exit status."""
-    from unteach.evaluation import verdict
-    from unteach.job.hub import push
-    from unteach.job.run_folder import RunFolder
+    from unteach.job.ending import ended
 
     if not _speaks():
         return DONE  # the first rank has the last word
-    report = None
-    if all(importlib.util.find_spec(needed) for needed in ("matplotlib", "jinja2")):
-        from unteach.report import write_report
-
-        report = write_report([run], run / "report.html")
-    lines = [
-        *_before_and_after(result.before, result.after),
-        f"{'' if result.forgotten else 'NOT forgotten: '}{result.stop['reason']} (step {result.steps})",
-        *verdict.lines(result.verdict),
-        f"all scores: {run / 'result.json'}",
-        f"model:      {run / 'model'}",
-        f"report:     {report or 'needs matplotlib and jinja2; unteach report writes it where they are'}",
-    ]
-    content = result.to_dict() | {"report": report and str(report)}
-    if hub := others.get("--push-to-hub"):
-        content["pushed"] = push(run / "model", hub) if result.forgotten else None
-        upload = f"not pushed, the rule was not met; if you want it all the same: hf upload {hub} {run / 'model'}"
-        lines.append(f"hub:        {content['pushed'] or upload}")
-    RunFolder(run, resume=True).log(*lines)
-    _show(content, others, lines)
+    _show(*ended(result, run, others.get("--push-to-hub")), others)
     return DONE if result.forgotten else UNMET
-
-
-def _before_and_after(before: Mapping[str, float], after: Mapping[str, float]) -> list[str]:
-    """The scores that a person wants to see, a line each: those that the report explains."""
-    from unteach.evaluation.metrics import METRICS
-
-    shown = {name: info for name, info in METRICS.items() if name in before and name in after}
-    width = max((len(info.title) for info in shown.values()), default=0)
-    lines = []
-    for name, info in shown.items():
-        values = f"{before[name]:.{info.decimals}f} -> {after[name]:.{info.decimals}f}"
-        lines.append(f"  {info.title:{width}}  {values:16}  {name} {info.arrow}".rstrip())
-    return lines
 
 
 def _plan(config: ForgetConfig, others: dict[str, str]) -> int:
@@ -337,7 +287,7 @@ def _plan(config: ForgetConfig, others: dict[str, str]) -> int:
     from unteach.planning.plan import plan
 
     planned = plan(config, ranks=int(ranks) if ranks else None)
-    _show(planned.to_dict(), others, planned.lines())
+    _show(planned.to_dict(), planned.lines(), others)
     return DONE
 
 
@@ -364,7 +314,7 @@ def _completion(options: CompletionOptions, others: dict[str, str]) -> int:
     return DONE
 
 
-def _show(content: dict[str, Any], others: dict[str, str], lines: Sequence[str]) -> None:
+def _show(content: dict[str, Any], lines: Sequence[str], others: dict[str, str]) -> None:
     print(json.dumps(content, ensure_ascii=False) if "--json" in others else "\n".join(lines))
 
 

@@ -11,7 +11,7 @@ import logging
 import shlex
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,8 +118,8 @@ def _from_file(file: Path) -> Any:
 class RunFolder:
     """The run folder (``out``), or a temporary one; a resumed run reads back what it wrote before."""
 
-    def __init__(self, out: Path | None, resume: bool, measured_once: MeasuredOnce | None = None) -> None:
-        self._measured_once = measured_once or SharedScores().measured_once
+    def __init__(self, out: Path | None, resume: bool, measured_once: MeasuredOnce) -> None:
+        self._measured_once = measured_once
         self._temporary = tempfile.TemporaryDirectory() if out is None and is_first_rank() else None
         self.path = from_first_rank(Path(self._temporary.name) if self._temporary else Path(str(out)))
         self.resume, self._shown = resume, list[str]()
@@ -137,9 +137,8 @@ class RunFolder:
     def log(self, *lines: str) -> None:
         """Add lines to what the terminal has shown; they wait until the run begins, which may yet be refused."""
         self._shown += lines
-        if is_first_rank() and (self.path / "config.yaml").exists():
-            with (self.path / RUN_LOG).open("a", encoding="utf-8") as log:
-                log.writelines(f"{line}\n" for line in self._shown)
+        if (self.path / "config.yaml").exists():
+            add_to_log(self.path, self._shown)
             self._shown.clear()
 
     def remember(self, name: str, compute: Callable[[], T], shared: str = "") -> T:
@@ -157,6 +156,13 @@ class RunFolder:
     def __exit__(self, *error: object) -> None:
         if self._temporary:
             self._temporary.cleanup()
+
+
+def add_to_log(run: Path, lines: Sequence[str]) -> None:
+    """Add lines to what the terminal has shown of a run."""
+    if is_first_rank():
+        with (run / RUN_LOG).open("a", encoding="utf-8") as log:
+            log.writelines(f"{line}\n" for line in lines)
 
 
 def going_on(out: Path | None, max_steps: int | None = None) -> str:

@@ -1,0 +1,69 @@
+"""What a command says and writes when a run has ended, or was interrupted."""
+
+from __future__ import annotations
+
+import importlib.util
+import shlex
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from unteach.errors import Interrupted
+from unteach.evaluation import verdict
+from unteach.evaluation.metrics import METRICS
+from unteach.job.hub import push
+from unteach.job.run_folder import ForgetResult, add_to_log, going_on
+from unteach.models.distributed import ranks
+
+__all__ = ["ended", "saying_how_to_go_on"]
+
+
+@contextmanager
+def saying_how_to_go_on(run: Path) -> Iterator[None]:
+    """A run that is interrupted in this block says how to go on with it, by its name."""
+    try:
+        yield
+    except (Interrupted, KeyboardInterrupt) as error:
+        if not (run / "config.yaml").exists() or (ranks() > 1 and isinstance(error, KeyboardInterrupt)):
+            raise
+        steps = (run / "metrics.jsonl").exists()
+        end = f", or make a result of it as it is: unteach finish {shlex.quote(str(run))}" if steps else ""
+        line = f"{str(error) or 'interrupted'}; go on with: {going_on(run)}{end}"
+        add_to_log(run, [f"unteach: {line}"])
+        raise Interrupted(line) from None
+
+
+def ended(result: ForgetResult, run: Path, hub: str | None = None) -> tuple[dict[str, Any], list[str]]:
+    """Write the page of a run, and upload its model if the rule was met; what to say, as plain values and in lines."""
+    report = None
+    if all(importlib.util.find_spec(needed) for needed in ("matplotlib", "jinja2")):
+        from unteach.report import write_report
+
+        report = write_report([run], run / "report.html")
+    content = result.to_dict() | {"report": report and str(report)}
+    lines = [
+        *_before_and_after(result.before, result.after),
+        f"{'' if result.forgotten else 'NOT forgotten: '}{result.stop['reason']} (step {result.steps})",
+        *verdict.lines(result.verdict),
+        f"all scores: {run / 'result.json'}",
+        f"model:      {run / 'model'}",
+        f"report:     {report or 'needs matplotlib and jinja2; unteach report writes it where they are'}",
+    ]
+    if hub:
+        content["pushed"] = push(run / "model", hub) if result.forgotten else None
+        upload = f"not pushed, the rule was not met; if you want it all the same: hf upload {hub} {run / 'model'}"
+        lines.append(f"hub:        {content['pushed'] or upload}")
+    add_to_log(run, lines)
+    return content, lines
+
+
+def _before_and_after(before: Mapping[str, float], after: Mapping[str, float]) -> list[str]:
+    """The scores that a person wants to see, a line each: those that the report explains."""
+    shown = {name: info for name, info in METRICS.items() if name in before and name in after}
+    width = max((len(info.title) for info in shown.values()), default=0)
+    lines = []
+    for name, info in shown.items():
+        values = f"{before[name]:.{info.decimals}f} -> {after[name]:.{info.decimals}f}"
+        lines.append(f"  {info.title:{width}}  {values:16}  {name} {info.arrow}".rstrip())
+    return lines

@@ -405,7 +405,7 @@ def test_a_run_says_its_threads_and_a_resumed_one_uses_the_same(inputs, tmp_path
     before, run = torch.get_num_threads(), tmp_path / "run"
     try:
         with monkeypatch.context() as patched:
-            patched.setattr("unteach.job.run._catching_signals", lambda: contextlib.nullcontext(lambda: True))
+            patched.setattr("unteach.job.run.catching_signals", lambda say: contextlib.nullcontext(lambda: True))
             status, _, err = forget(inputs, run, "--threads 1")
         assert (status, torch.get_num_threads()) == (130, 1)
         assert "threads: 1 (as the settings say)" in err

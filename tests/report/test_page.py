@@ -127,8 +127,9 @@ def test_markdown_shows_every_character_as_itself(text, escaped):
 @pytest.mark.slow
 @pytest.mark.parametrize("beside", [False, True])
 def test_published_points_stand_only_beside_their_own_benchmark(tmp_path, beside):
-    folder = make_run(tmp_path / "run", drop=FEW, benchmark=NEWS if beside else None)
-    page = write_report([folder], tmp_path / "report.html").read_text()
+    options = {"drop": FEW, "benchmark": NEWS if beside else None}
+    runs = [make_run(tmp_path / name, name, **options) for name in ("mt-nlul-kl", "adamw-npo-kl")]
+    page = write_report(runs, tmp_path / "report.html").read_text()
     tradeoff = page[page.index('id="tradeoff"') : page.index('id="training"')]
     assert ("open-unlearning, reproduction page" in tradeoff) == beside
     assert ("other harnesses" in tradeoff) == beside

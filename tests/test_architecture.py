@@ -155,7 +155,7 @@ def imported(folder):
 
 def test_requirements_are_what_is_imported():
     required, extras = installed(PROJECT["dependencies"]), PROJECT["optional-dependencies"]
-    assert imported("src") - OPTIONAL == required | installed(extras["benchmarks"])
+    assert imported("src") - OPTIONAL == required | installed(extras["benchmarks"] + extras["documents"])
 
 
 def test_constraints_name_every_requirement():

@@ -12,14 +12,18 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 import yaml
 
-from tiny_models import SENTENCES, save_tiny
+import unteach
+from tiny_models import SENTENCES, save_tiny, small_tokenizer, tiny_model
 from unteach.cli import COMMANDS, main
 from unteach.config import ForgetConfig
+from unteach.data import read_documents
+from unteach.data.documents import _standard_input
 from unteach.errors import InputError
 from unteach.report.load import load
 from unteach.settings import help_text, parse
@@ -232,8 +236,7 @@ def test_a_file_may_say_a_part_and_flags_the_rest(inputs, tmp_path):
     file = tmp_path / "some.yaml"
     file.write_text("max_steps: 5\nmethod: {loss: it}\n")
     given = f"{inputs / 'model'} --documents {inputs / 'documents'} --incompetent micro:small --config {file}"
-    status, _, err = call("plan", given, "--json")
-    assert status == 0, err
+    refused(call("plan", given), "base is 'micro:small': its tokenizer is not that of")
     refused(call("plan --config", file), f"{file}: model is missing")
     file.write_text("max_step: 5\n")
     refused(call("plan", given), f"{file}: ", "did you mean max_steps?")
@@ -261,7 +264,7 @@ def test_wrong_documents(inputs, tmp_path):
     refused(forget(inputs, tmp_path / "run", documents=tmp_path / "empty"), "empty")
     for file, content, named in (
         ("binary/a.txt", b"text\x00\x01\x02", "a.txt"),
-        ("latin/a.txt", "caf\xe9 au lait".encode("latin-1"), "a.txt"),
+        ("picture/a.png", b"\x89PNG", "a.png: unknown extension '.png', must be one of .txt, .md, .html"),
         ("broken.jsonl", b'{"text": "good"}\n{"text": "bad\n', "2"),
         ("field.jsonl", b'{"body": "good"}\n', "body"),
         ("short/a.txt", b"", "short"),
@@ -270,6 +273,68 @@ def test_wrong_documents(inputs, tmp_path):
         (tmp_path / file).write_bytes(content)
         refused(forget(inputs, tmp_path / "run", documents=tmp_path / file.split("/")[0]), named)
     assert not (tmp_path / "run").exists(), "nothing is left behind by a run that was refused"
+
+
+def test_a_plan_counts_times_and_writes_nothing(inputs, tmp_path, monkeypatch):
+    given = (
+        f"{inputs}/model --documents {inputs}/documents --general {inputs}/general.jsonl --out {tmp_path}/run {QUICK}"
+    )
+    status, out, err = call("plan", given)
+    assert (status, err) == (0, "")
+    assert "forget:  6 documents, " in out
+    assert re.search(
+        r"^time: about \S+ \S+ for 4 steps, at most .* \(a step takes .*, measured here\)", out, re.MULTILINE
+    )
+    for flags, why in (("--ranks 2", "a step of 2 processes is not tried"), ("", "it does not fit here")):
+        if not flags:
+            monkeypatch.setattr("unteach.planning.plan.free_host_memory", lambda: 1000)
+        status, out, err = call("plan", given, flags, "--json")
+        assert status == 0, err
+        planned = json.loads(out)
+        assert planned["counts"]["forget"]["documents"] == planned["counts"]["documents"]["documents"] == 6
+        assert planned["time"] == {"not_measured": why}
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_a_run_refuses_its_dry_run_refuses(inputs, tmp_path, monkeypatch):
+    monkeypatch.setattr("unteach.planning.plan.plan", lambda config, ranks: SimpleNamespace(ranks=1, fits=True))
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used/file").touch()
+    for flags, words in (
+        ("--documents nowhere/x", "documents is 'nowhere/x': there is no such file or folder"),
+        ("--base micro:small", "base is 'micro:small': its tokenizer is not that of"),
+        ("--track nothing", "track is 'nothing': it must be one of"),
+        ("--max-tokens 9999", "max_tokens is 9999: the model reads"),
+        (f"--out {tmp_path}/used", "which exists and is not empty"),
+        ("--stop.metric 'verbmem_g <= 3'", "verbmem_g is not measured in this run"),
+    ):
+        refused(forget(inputs, tmp_path / "run", flags, "--dry-run"), words)
+
+
+@pytest.mark.usefixtures("run_alone")
+def test_documents_are_piped_in_and_broken_ones_skipped(inputs, tmp_path, monkeypatch):
+    texts = [file.read_text() for file in sorted((inputs / "documents").iterdir())]
+    lines = "".join(json.dumps({"text": text}) + "\n" for text in texts) + '{"text": \n'
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(lines.encode())))
+    _standard_input.cache_clear()
+    given = ["forget", inputs / "model", "--general", inputs / "general.jsonl", "--documents - --out", tmp_path / "run"]
+    refused(call(*given, QUICK), "documents is '-': standard input, line 7: broken JSON")
+    status, out, err = call(*given, QUICK, NEVER, "--skip-unreadable --max-steps 1 --json")
+    assert status in (0, 3), err
+    assert json.loads(out)["counts"]["unreadable"] == {"documents": 1}
+    assert "documents: standard input, line 7: skipped, unreadable: broken JSON" in err
+    assert "6 documents, " in err
+    assert "1 skipped (1 unreadable)" in err
+    kept = yaml.safe_load((tmp_path / "run/config.yaml").read_text())["documents"]  # for a run that goes on
+    assert read_documents(kept).texts == texts
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_model_with_adapters_is_one_clear_line():
+    peft = pytest.importorskip("peft", reason="peft is not installed: models with adapters are not tried")
+    model = peft.get_peft_model(tiny_model("llama"), peft.LoraConfig(target_modules=["q_proj"]))
+    with pytest.raises(InputError, match=r"^model is a PeftModel: adapters are not supported; merge and save them.*$"):
+        unteach.forget(model, small_tokenizer(), SENTENCES)
 
 
 def test_wrong_models(inputs, tmp_path):
@@ -458,10 +523,9 @@ def test_the_other_shells_get_every_flag(shell):
     refused(call("completion tcsh"), "shell is 'tcsh': it must be one of bash, zsh, fish")
 
 
-@pytest.mark.parametrize("example", ["plan", "evaluate"])
-def test_the_quick_examples_work_when_pasted(tmp_path, monkeypatch, example):
+def test_a_quick_example_works_when_pasted(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for line in COMMANDS[example].examples:
+    for line in COMMANDS["evaluate"].examples:
         status, out, err = call(line.removeprefix("unteach "))
         assert status == 0, err
         assert out.strip()

@@ -37,9 +37,8 @@ def wrong(tmp_path: Path, text: str) -> list[str]:
 EVERY_FIELD_CHANGED = ForgetConfig(
     model="a model", documents="données/", out="run: 1", general="general.jsonl", keep="keep/", holdout="holdout/",
     reference="retrained", questions="questions.jsonl", keep_questions="kept.jsonl", base="small", text_field="body",
-    question_template="{question} ->",
-    document_mode="truncate", max_tokens=77, general_tokens=33, batch=3, general_batch=5, keep_batch=6,
-    keep_weight=0.5, micro_batch=2, trainable="all",
+    question_template="{question} ->", skip_unreadable=True, document_mode="truncate", max_tokens=77, general_tokens=33,
+    batch=3, general_batch=5, keep_batch=6, keep_weight=0.5, micro_batch=2, trainable="all",
     method=Method(
         optimizer="adamw", loss="npo", divergence="qkl", alpha=0.3, lr=1e-6, momentum=0.5, teacher_rate=2.0,
         damping=0.0, clip=None, loss_options={"beta": 0.7, "ratio": "mean"}, token_share=0.6, loops_every=3,

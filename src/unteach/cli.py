@@ -32,7 +32,7 @@ OTHER_FLAGS = {
     "--config": ("PATH", "A YAML file of these settings; flags override it."),
     "--json": ("", "Print the result as one JSON object on stdout and nothing else there."),
     "--resume": ("RUN", "Go on with an interrupted run; of its settings only --max-steps N may be given, to raise it."),
-    "--dry-run": ("", "Only say what the run would need, as unteach plan does."),
+    "--dry-run": ("", "Only read, check and time what the run would do, as unteach plan does."),
     "--ranks": ("N", "Plan for so many processes under torchrun; memory is then that of each."),
     "--push-to-hub": ("OWNER/NAME", "Also upload the model and its card there, privately, if the rule was met."),
     "--quiet": ("", "Say nothing on the way but warnings."),
@@ -284,10 +284,17 @@ def _plan(config: ForgetConfig, others: dict[str, str]) -> int:
     ranks = others.get("--ranks")
     if ranks is not None and not (ranks.isdecimal() and int(ranks) > 0):
         raise InputError(f"ranks is {ranks!r}: it must be a positive number of processes")
+    from unteach.job.trial import read_only, try_run
     from unteach.planning.plan import plan
 
-    planned = plan(config, ranks=int(ranks) if ranks else None)
-    _show(planned.to_dict(), planned.lines(), others)
+    planned, resume = plan(config, ranks=int(ranks) if ranks else None), "--resume" in others
+    if planned.ranks == 1 and planned.fits:
+        trial = try_run(config, resume)
+    else:
+        why_not = "it does not fit here" if planned.ranks == 1 else f"a step of {planned.ranks} processes is not tried"
+        trial = read_only(config, why_not, resume)
+    lines, end = planned.lines(), max(1, len(planned.problems()))
+    _show(planned.to_dict() | trial.to_dict(), [*lines[:-end], *trial.lines(), *lines[-end:]], others)
     return DONE
 
 
@@ -350,7 +357,7 @@ COMMANDS = {
     ),
     "plan": Command(
         "unteach.config:ForgetConfig",
-        "Say what a forget run would need in memory, disk and steps, before anything is loaded.",
+        "Say what a forget run would need in memory, disk and time, and refuse what it would refuse.",
         "unteach plan MODEL --documents DIR [flags of forget] [--ranks N]",
         ("unteach plan micro:target --documents micro:forget",),
         run=_plan,

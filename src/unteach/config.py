@@ -168,7 +168,8 @@ class ForgetConfig:
     model: str = ""
     """Model folder, hub id, or micro:target."""
     documents: str = ""
-    """What to forget: a folder of .txt/.md files, a .jsonl/.json/.parquet file, a hub dataset, or micro:forget."""
+    """What to forget: a folder or file (.txt .md .html .docx .pdf, .jsonl .json .csv .tsv .parquet), a hub dataset,
+    - for standard input, or micro:forget."""
     out: str = ""
     """Run folder to create."""
     general: str | None = None
@@ -190,7 +191,9 @@ class ForgetConfig:
     """A model with the same tokenizer that never saw the documents, which some losses compare with (``it``). Also
     accepted as incompetent, the paper's word."""
     text_field: str = "text"
-    """Field that holds the text in .jsonl/.json/.parquet files and datasets."""
+    """Field that holds the text in .jsonl/.json/.csv/.tsv/.parquet files and datasets."""
+    skip_unreadable: bool = False
+    """Leave out files and records that cannot be read, and say how many, instead of refusing all."""
     document_mode: Literal["chunk", "truncate"] = "chunk"
     """Long documents: cut into chunks of max_tokens, or keep their beginning only."""
     max_tokens: int | None = None
@@ -253,7 +256,8 @@ class ForgetConfig:
     GROUPS: ClassVar[dict[str, tuple[str, ...]]] = {
         "what people set": (
             "model", "documents", "out", "general", "keep", "holdout", "reference", "base", "questions",
-            "keep_questions", "max_steps", "seed", "device", "track", "--resume", "--dry-run", "--push-to-hub",
+            "keep_questions", "text_field", "skip_unreadable", "max_steps", "seed", "device", "track",
+            "--resume", "--dry-run", "--push-to-hub",
         ),
         "the method": (
             "method", "trainable", "stop", "batch", "general_batch", "keep_batch", "keep_weight", "expected_steps",

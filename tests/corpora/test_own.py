@@ -154,7 +154,9 @@ def test_questions_from_a_file(tmp_path):
         with pytest.raises(ValueError, match=message):
             read_questions(path)
     with pytest.raises(ValueError, match="cannot read this kind of file"):
-        read_questions(tmp_path / "questions.csv")
+        read_questions(tmp_path / "questions.txt")
+    (tmp_path / "questions.csv").write_text('question,answer\n"Where, when?",here\n', encoding="utf-8")
+    assert read_questions(tmp_path / "questions.csv") == (Question("Where, when?", "here"),)
 
 
 def test_benchmark_of_own_documents(word_tokenizer):

@@ -1,10 +1,12 @@
 """Documents from every source, as token batches, without what they share with what is to be forgotten."""
 
 import gzip
+import io
 import json
 import pickle
 import random
 import string
+import zipfile
 from collections import Counter
 from pathlib import Path
 
@@ -21,6 +23,7 @@ from unteach.data import Documents, ForgetBatches, GeneralText, overlap, pad, re
 from unteach.data import documents as module
 from unteach.data.documents import encode_texts, skipped_summary
 from unteach.data.overlap import MARGIN, SharedPassages
+from unteach.data.records import read_rows
 from unteach.errors import InputError
 
 TEXT = " ".join(SENTENCES)
@@ -86,12 +89,22 @@ def test_record_files_of_every_kind_give_the_same_documents(tmp_path: Path) -> N
     assert read_documents(str(file), text_field="body").texts == ["yes"]
 
 
-def test_every_problem_of_a_folder_is_reported_at_once(tmp_path: Path) -> None:
+def test_every_problem_of_a_folder_is_reported_at_once(tmp_path: Path, monkeypatch) -> None:
     table = [
         ("a.txt", "good"),
-        ("binary.txt", b"PK\x03\0\x04", ": not a text but a binary file (or UTF-16): NUL at byte 3"),
-        ("latin.md", b"Gr\xfc\xdfe", ": invalid UTF-8 at byte 2 (0xfc)"),
-        ("photo.png", b"\x89PNG", ": unknown extension '.png', must be one of .txt, .md, .jsonl, .json, .parquet"),
+        ("binary.txt", b"PK\x03\0\x04", ": not a text but a binary file (or UTF-16 without byte-order mark): NUL at"),
+        ("none.md", b"Gr\xfc\x81e", ": invalid UTF-8 at byte 2 (0xfc), and not windows-1252 (Latin-1) either: save it"),
+        ("half.txt", b"\xff\xfeG\0r", ": invalid UTF-16 at byte 4"),
+        (
+            "photo.png",
+            b"\x89PNG",
+            ": unknown extension '.png', must be one of .txt, .md, .html, .htm, .docx, .pdf, .csv",
+        ),
+        ("letter.docx", b"PK no", ": not a readable .docx file: File is not a zip file"),
+        ("letter.pdf", b"%PDF", ": not a readable .pdf file: "),
+        ("a.csv", "text,id\nA, b,1\n", ", line 2: 3 fields between ',', must be 2 as above"),
+        ("b.csv", 'text\n"open', ", line 2: broken table: unexpected end of data"),
+        ("c.csv", "body;id\nx;1\n", ": no field 'text' in line 2; there is 'body', 'id': set text_field"),
         ("README", "text", ": no extension"),
         ("on.jsonl", '{"text": \n[1]\n', ", line 1: broken JSON: Expecting value at column 10", ", line 2: must be an"),
         ("int.jsonl", '{"text": 5}\n', ", line 1: field 'text' is int, must be text"),
@@ -108,10 +121,131 @@ def test_every_problem_of_a_folder_is_reported_at_once(tmp_path: Path) -> None:
     for name, content, *_ in table:
         write(tmp_path / name, content)
     parquet.write_table(Table.from_pylist([{"body": "x"}]), tmp_path / "fields.parquet")
+    monkeypatch.setattr(module, "MOST_PROBLEMS", 30)
     problems = problems_of(tmp_path)
     starts = [f"documents is '{tmp_path}': {name}{end}" for name, _, *ends in table for end in ends]
     assert all(any(problem.startswith(start) for problem in problems) for start in starts)
-    assert len(problems) == len(starts) == 16
+    assert len(problems) == len(starts) == 22
+
+
+def docx(body: str) -> bytes:
+    """A Word document with this body."""
+    names = {"w": "http://schemas.openxmlformats.org/wordprocessingml/2006/main", "mc": "urn:mc"}
+    spaces = " ".join(f'xmlns:{short}="{name}"' for short, name in names.items())
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as parts:
+        parts.writestr("word/document.xml", f"<w:document {spaces}><w:body>{body}</w:body></w:document>")
+    return file.getvalue()
+
+
+def pdf(*pages: str) -> bytes:
+    """A PDF file with a line of text on every page."""
+    objects = ["<</Type/Catalog/Pages 2 0 R>>", "", "<</Type/Font/Subtype/Type1/BaseFont/Helvetica>>"]
+    for text in pages:
+        drawn = f"BT /F1 12 Tf 72 700 Td ({text}) Tj ET" if text else ""
+        objects.append(f"<</Length {len(drawn)}>>stream\n{drawn}\nendstream")
+        page = "<</Type/Page/Parent 2 0 R/MediaBox[0 0 612 792]/Resources<</Font<</F1 3 0 R>>>>"
+        objects.append(f"{page}/Contents {len(objects)} 0 R>>")
+    kids = " ".join(f"{number} 0 R" for number in range(5, len(objects) + 1, 2))
+    objects[1] = f"<</Type/Pages/Kids[{kids}]/Count {len(pages)}>>"
+    file, places = b"%PDF-1.4\n", []
+    for number, content in enumerate(objects, start=1):
+        places.append(len(file))
+        file += f"{number} 0 obj{content}endobj\n".encode()
+    table = "".join(f"{place:010} 00000 n \n" for place in places)
+    size = len(objects) + 1
+    end = (
+        f"xref\n0 {size}\n0000000000 65535 f \n{table}trailer<</Size {size}/Root 1 0 R>>\nstartxref\n{len(file)}\n%%EOF"
+    )
+    return file + end.encode()
+
+
+WORD = """<w:p><w:pPr><w:tabs><w:tab/></w:tabs></w:pPr><w:r><w:t>Dear </w:t></w:r>
+<w:ins><w:r><w:t>Ms Ö,</w:t></w:r></w:ins>
+<w:del><w:r><w:delText>gone</w:delText></w:r></w:del></w:p><w:tbl><w:tr><w:tc><w:p><w:r><w:t>cell</w:t></w:r></w:p>
+</w:tc></w:tr></w:tbl><w:p><w:r><w:t>a</w:t><w:tab/><w:t>b</w:t><w:br/><mc:Fallback><w:t>twice</w:t></mc:Fallback></w:r></w:p>"""
+PAGE = """<!DOCTYPE html><head><meta charset="utf-8"><title>Title</title><style>p {}</style>
+<script>if (a < b) {}</script><body><h1>News &amp;
+ more</h1><p>One <b>bold</b>word<br>two<ul><li>x<li>y</ul><pre>l1\nl2</pre><!-- no --><noscript>n</noscript>"""
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "texts"),
+    [
+        ("a.csv", 'id,text\r\n1,"one, ""two"""\r\n\r\n2,"three\nlines"\r\n', ['one, "two"', "three\nlines"]),
+        ("semicolon.csv", "\ufeffid;text\n1;a, b, c\n", ["a, b, c"]),
+        ("long.csv", "text\n" + "x" * 200_000, ["x" * 200_000]),
+        ("a.tsv", "text\tid\none, two\t1\n", ["one, two"]),
+        ("a.csv.gz", gzip.compress(b"text\none\n", mtime=0), ["one"]),
+        ("a.html", PAGE, ["News & more\nOne boldword\ntwo\nx\ny\nl1\nl2"]),
+        ("old.HTM", '<meta charset="windows-1251"><p>Привет'.encode("cp1251"), ["Привет"]),
+        ("a.docx", docx(WORD), ["Dear Ms Ö,\ncell\na\tb"]),
+        ("a.pdf", pdf("First page.", "", "Third page."), ["First page.\n\nThird page."]),
+        ("wide.txt", "Grüße ☃".encode("utf-16"), ["Grüße ☃"]),
+        ("wide.jsonl", '{"text": "ü"}\n{"text": "☃"}\n'.encode("utf-16"), ["ü", "☃"]),
+        ("wide.csv", "text\n☃\n".encode("utf-16"), ["☃"]),
+        ("wide.json", '["☃"]'.encode("utf-32"), ["☃"]),
+    ],
+)  # fmt: skip
+def test_files_people_have(tmp_path: Path, name: str, content: str | bytes, texts: list[str]) -> None:
+    documents = read_documents(str(write(tmp_path / name, content)))
+    assert documents.texts == texts
+    assert documents.notes == documents.skipped == []
+
+
+def test_what_is_not_utf_8_is_read_as_latin_1_and_that_is_said(tmp_path: Path) -> None:
+    write(tmp_path / "a.txt", "Grüße für 5 €".encode("cp1252"))
+    write(tmp_path / "b.csv", "text\ncafé\n".encode("latin-1"))
+    documents = read_documents(str(tmp_path))
+    assert documents.texts == ["Grüße für 5 €", "café"]
+    assert documents.notes[0].startswith(
+        "documents: a.txt: invalid UTF-8 at byte 2 (0xfc), read as windows-1252 (Latin-1)"
+    )
+    assert len(documents.notes) == 2
+    with pytest.raises(ValueError, match="b.csv: invalid UTF-8 at byte 8"):  # a table of questions must be right
+        read_rows(tmp_path / "b.csv")
+
+
+def test_unreadable_files_are_refused_or_skipped_and_counted(tmp_path: Path) -> None:
+    for name, content in {
+        "a.txt": "good",
+        "b.txt": b"\0",
+        "c.png": b"\x89",
+        "d.jsonl": '{"text": "x"}\n{"text"\n',
+    }.items():
+        write(tmp_path / name, content)
+    assert [problem.split(": ")[1] for problem in problems_of(tmp_path)] == ["b.txt", "c.png", "d.jsonl, line 2"]
+    documents = read_documents(str(tmp_path), skip_unreadable=True)
+    assert documents.texts == ["good", "x"]
+    assert [label for label, _ in documents.skipped] == ["b.txt", "c.png", "d.jsonl, line 2"]
+    assert documents.skipped[1][1].startswith("unreadable: unknown extension '.png'")
+    assert skipped_summary(documents.skipped) == "3 skipped (3 unreadable)"
+    write(tmp_path / "e.jsonl", '{"body": "x"}\n')  # a wrong setting, not a broken file
+    assert "set text_field" in problems_of(tmp_path, skip_unreadable=True)[0]
+    (problem,) = problems_of(write(tmp_path / "scan.pdf", pdf("", "")))
+    assert problem.endswith("there is no text in its 2 pages, only pictures perhaps: run text recognition on it")
+
+
+def test_standard_input(monkeypatch) -> None:
+    def piped(content: bytes) -> list[str]:
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))
+        module._standard_input.cache_clear()
+        first, second = (read_documents("-").texts for _ in range(2))  # a plan has read it before the run
+        module._standard_input.cache_clear()
+        assert first == second
+        return first
+
+    assert piped("One letter.\n\nStill the same.".encode("utf-16")) == ["One letter.\n\nStill the same."]
+    assert piped(b'{"text": "a"}\n{"text": "b"}\n') == ["a", "b"]
+    assert piped(b'[ {"text": "a"},\n {"text": "b"}]') == ["a", "b"]
+    assert piped(b"[Music] not JSON") == ["[Music] not JSON"]
+    with pytest.raises(InputError, match="there is no document in it: 1 skipped"):
+        piped(b"")
+    with pytest.raises(InputError, match="standard input, line 2: broken JSON"):
+        piped(b'{"text": "a"}\n{"text"\n')
+    assert problems_of("-", option="keep")[0].startswith("keep is '-': only documents can come from standard input")
+    monkeypatch.setattr("sys.stdin", None)
+    assert problems_of("-")[0].startswith("documents is '-': nothing is piped in")
 
 
 def test_missing_and_empty_sources_and_many_problems(tmp_path: Path) -> None:
@@ -124,8 +258,14 @@ def test_missing_and_empty_sources_and_many_problems(tmp_path: Path) -> None:
         assert problems_of(file)[0].endswith(f"there is no document in it: {reason}")
     assert read_documents("micro:general_heldout").texts == micro.documents("general_heldout")
     assert "micro:nonsense" in problems_of("micro:nonsense")[0]
+    for name in ("a.csv", "a.json", "a.txt"):
+        assert problems_of(write(tmp_path / "zero" / name, ""))[0].endswith("in it: 1 skipped (1 empty)")
     for number in range(30):
-        write(tmp_path / "many" / f"{number:02}.pdf", b"%PDF")
+        write(tmp_path / "pictures" / f"{number:02}.png", b"")
+    (problem,) = problems_of(tmp_path / "pictures")
+    assert "no file in it can be read (30 .png), it must hold .txt, " in problem
+    for number in range(30):
+        write(tmp_path / "many" / f"{number:02}.docx", b"PK")
     problems = problems_of(tmp_path / "many")
     assert len(problems) == 21
     assert problems[-1].endswith("and 10 more problems like these")

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import gzip
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from recipes.smollm2.difference import add_difference, write_difference
 from recipes.smollm2.models import Settings as ModelSettings
 from recipes.smollm2.models import add_held_gradient
 from recipes.smollm2.news import choose
+from unteach.errors import InputError
 from unteach.models import load_model
 
 
@@ -86,6 +88,22 @@ def tiny_gguf(path: Path) -> LlamaForCausalLM:
     file.write_tensors_to_file()
     file.close()
     return model.eval()
+
+
+def test_forget_refuses_gguf_with_the_command_that_converts_it(tmp_path):
+    expected, problems = tiny_gguf(tmp_path / "small.gguf"), []
+    for name in (tmp_path, tmp_path / "small.gguf"):
+        with pytest.raises(InputError) as caught:
+            load_model(str(name))
+        problems += caught.value.problems
+    assert len({problem.partition(": ")[2] for problem in problems}) == 1
+    assert "small.gguf is a GGUF file; convert it (pip install gguf accelerate) with: python -c" in problems[0]
+    exec(re.search(r'python -c "(.*)"', problems[0])[1], {})
+    model, tokenizer = load_model(re.search(r"and give '(.*)'$", problems[0])[1])
+    ids = torch.arange(40).view(2, 20)
+    with torch.no_grad():
+        torch.testing.assert_close(model(ids).logits, expected(ids).logits, rtol=1e-4, atol=1e-4)
+    assert tokenizer.decode(tokenizer("the 12")["input_ids"]) == "the 12"
 
 
 @pytest.fixture(scope="module")

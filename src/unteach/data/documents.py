@@ -1,15 +1,19 @@
 """Documents: texts with the places they come from, as token ids and as words; one reader for every source.
 
-Sources are folders of text and record files, Hugging Face datasets and parts of the embedded benchmark. Nothing is
-guessed and nothing is left out silently: a file that cannot be read is an error with its name and place, and a document
-without text is counted as skipped. All problems of a source are reported together.
+Sources are folders of text and record files, standard input, Hugging Face datasets and parts of the embedded benchmark.
+Nothing is guessed or left out silently: a file that cannot be read is an error with its name and place, or is counted
+as skipped where that is wished, like a document without text; an encoding that had to be assumed is said. All problems
+of a source are reported together.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
+import os
 import re
+import sys
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,7 +24,15 @@ from typing import Any, Literal
 import numpy as np
 
 from unteach.data.chat import Turn, chat_text, has_template, is_conversation, plain_text
-from unteach.data.records import MESSAGES, READERS, RecordProblem, extension_of, iterate_records
+from unteach.data.records import (
+    MESSAGES,
+    READERS,
+    RecordNote,
+    RecordProblem,
+    extension_of,
+    iterate_records,
+    records_of_bytes,
+)
 from unteach.errors import InputError, first_line
 
 MOST_PROBLEMS = 20
@@ -42,9 +54,11 @@ class Documents:
     labels: list[str] = field(default_factory=list)
     """Where each text comes from: a file name, a file name with line number, or a number."""
     skipped: list[tuple[str, str]] = field(default_factory=list)
-    """What was left out: label and reason."""
+    """What was left out: label and reason; of what cannot be read, ``unreadable: `` and why."""
     conversations: dict[int, list[Turn]] = field(default_factory=dict)
     """The texts, by number, that are conversations: lines `role: content` until they are `in_form_of` a model."""
+    notes: list[str] = field(default_factory=list)
+    """What people should know of how it was read."""
     _encoded: tuple[Any, list[list[int]]] | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -106,7 +120,7 @@ class Documents:
 
 def skipped_summary(skipped: Iterable[tuple[str, str]]) -> str:
     """Count what was skipped by reason, as in `3 skipped (2 empty, 1 shorter than two tokens)`; empty for nothing."""
-    reasons = Counter(reason for _, reason in skipped)
+    reasons = Counter(reason.partition(":")[0] for _, reason in skipped)
     if not reasons:
         return ""
     return f"{reasons.total():,} skipped ({', '.join(f'{count:,} {reason}' for reason, count in reasons.items())})"
@@ -119,26 +133,36 @@ Found = Iterator[tuple[str, str, Any]]
 
 
 def read_documents(
-    source: str, *, text_field: str = "text", max_bytes: int | None = None, seed: int = 0, option: str = "documents"
+    source: str,
+    *,
+    text_field: str = "text",
+    max_bytes: int | None = None,
+    seed: int = 0,
+    option: str = "documents",
+    skip_unreadable: bool = False,
 ) -> Documents:
     """Read all documents of a source, or an even sample of a large one.
 
     Args:
-        source: A folder (read with all folders in it, in the order of the names), a file, `micro:PART`, or a Hugging
-            Face dataset as `owner/name[:subset[:split]]` (split `train` unless given). Files are .txt and .md (a
-            document each), .jsonl, .json and .parquet (a document per record); all but .parquet also gzipped. A record
-            without the text field that has `messages` (objects with `role` and `content`) is a conversation.
+        source: A folder (read with all folders in it, in the order of the names), a file, `-` for standard input (JSON
+            lines, or one text), `micro:PART`, or a Hugging Face dataset as `owner/name[:subset[:split]]` (split `train`
+            unless given). Files are .txt, .md, .html, .docx and .pdf (a document each), .jsonl, .json, .csv, .tsv and
+            .parquet (a document per record); all but .parquet also gzipped. A record without the text field that has
+            `messages` (objects with `role` and `content`) is a conversation.
         text_field: The field of a record that holds the text.
         max_bytes: At most about this much text is read. Of a larger source every document is then drawn with the same
             probability, the one that its size in bytes suggests; a dataset is streamed in shuffled order.
         seed: Decides which documents of a larger source are drawn.
         option: What the error messages call this source.
+        skip_unreadable: Count files and records that cannot be read as skipped instead of refusing all.
 
     Raises:
         InputError: With every problem found.
     """
     shown, path, most = f"{option} is {source!r}", Path(source).expanduser(), 10 * MOST_PROBLEMS
-    if source.startswith("micro:"):
+    if source == "-":
+        found = _piped(text_field, option)
+    elif source.startswith("micro:"):
         found = _embedded(source, shown)
     elif path.is_dir() or path.is_file():
         found = _in_files(path, text_field, max_bytes, seed, shown)
@@ -154,6 +178,9 @@ def read_documents(
         if (max_bytes is not None and size >= max_bytes) or len(problems) + len(without_field) > most:
             break
         place = ", ".join(part for part in (where, label) if part)
+        if isinstance(record, RecordNote):
+            documents.notes.append(f"{option}: {place}: {record}")
+            continue
         chosen = text_field if not isinstance(record, dict) or text_field in record else MESSAGES
         if isinstance(record, dict) and chosen not in record:
             fields = ", ".join(repr(name) for name in record) or "no field at all"
@@ -180,6 +207,8 @@ def read_documents(
             problems.append(f"{place}: field {chosen!r} {wrong}")
         else:
             problems.append(f"{place}: must be an object with field {text_field!r}")
+        if skip_unreadable and problems:
+            documents.skipped.append((place, f"unreadable: {problems.pop().removeprefix(f'{place}: ')}"))
     for (where, fields), labels in without_field.items():
         several = f" and {len(labels) - 1:,} more" if len(labels) > 1 else ""
         problems.append(f"{where}: no field {text_field!r} in {labels[0]}{several}; there is {fields}: set text_field")
@@ -207,6 +236,10 @@ def _in_files(path: Path, column: str, max_bytes: int | None, seed: int, shown: 
     files = [file for file in files if file == path or "/." not in f"/{file.relative_to(folder).as_posix()}"]
     if not files:
         raise InputError(f"{shown}: the folder is empty, it must hold {', '.join(READERS)} files")
+    kinds = Counter(file.suffix.lower() or "without extension" for file in files)
+    if len(files) > 1 and not any(_has_reader(file) for file in files):
+        there = ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common(5))
+        raise InputError(f"{shown}: no file in it can be read ({there}), it must hold {', '.join(READERS)} files")
     size = sum(file.stat().st_size * _EXPANSION.get(file.suffix.lower(), 1) for file in files)
     generator = np.random.default_rng(seed)
 
@@ -214,8 +247,8 @@ def _in_files(path: Path, column: str, max_bytes: int | None, seed: int, shown: 
         return max_bytes is None or size <= max_bytes or bool(generator.random() < max_bytes / size)
 
     for file in files:
-        where, extension = str(file.relative_to(folder)), extension_of(file)
-        if extension not in READERS or file.name.lower().endswith(".parquet.gz"):
+        where = str(file.relative_to(folder))
+        if not _has_reader(file):
             wrong = f"unknown extension {file.suffix!r}" if file.suffix else "no extension"
             yield where, "", RecordProblem(f"{wrong}, must be one of {', '.join(READERS)}")
             continue
@@ -224,6 +257,27 @@ def _in_files(path: Path, column: str, max_bytes: int | None, seed: int, shown: 
                 yield where, label, record
         except (OSError, EOFError, zlib.error) as error:
             yield where, "", RecordProblem(f"cannot be read: {first_line(error)}")
+
+
+def _has_reader(file: Path) -> bool:
+    return extension_of(file) in READERS and not file.name.lower().endswith(".parquet.gz")
+
+
+def _piped(column: str, option: str) -> Found:
+    """Standard input, which can be read once: every reader of this process gets the same."""
+    if option != "documents":
+        raise InputError(f"{option} is '-': only documents can come from standard input, give a file or folder")
+    if sys.stdin is None or sys.stdin.isatty():
+        raise InputError("documents is '-': nothing is piped in: add < FILE, or name a file or folder")
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise InputError("documents is '-': several processes cannot share standard input, give a file or folder")
+    for label, record in records_of_bytes(_standard_input(), column):
+        yield "standard input", label, record
+
+
+@functools.cache
+def _standard_input() -> bytes:
+    return sys.stdin.buffer.read()
 
 
 def _embedded(source: str, shown: str) -> Found:

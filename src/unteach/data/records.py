@@ -1,4 +1,4 @@
-"""The one reader of files: texts, JSON lines, JSON and Parquet, plain or gzipped; tables of a folder or of the hub.
+"""The one reader of files, texts and tables of records, plain or gzipped; tables of a folder or of the hub.
 
 `iterate_records` goes on after a broken record and says what is wrong with it; `read_rows` refuses the whole file. To
 add a kind of file: a function that yields its records, and its extension in `READERS`.
@@ -6,12 +6,16 @@ add a kind of file: a function that yields its records, and its extension in `RE
 
 from __future__ import annotations
 
+import csv
 import gzip
+import io
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from unteach.data.formats import RecordProblem, byte_order_mark, decode_text, docx_text, html_text, pdf_text
 from unteach.errors import first_line
 from unteach.writing import write_whole
 
@@ -21,16 +25,13 @@ Records = Iterator[tuple[str, Any]]
 MESSAGES = "messages"
 """The field of a conversation, read where a record has no text field."""
 Draw = Callable[[], bool]
-TABLE_EXTENSIONS = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")
+Reader = Callable[[Path, Draw, str | None], Records]
+TABLE_EXTENSIONS = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet", ".csv", ".tsv")
 _NO_OBJECTS = "a list of objects is needed, one per text or question"
 
 
-class RecordProblem(ValueError):  # noqa: N818  (yielded in place of a record)
-    """What keeps a record, or the rest of a file, from being read."""
-
-    def __init__(self, text: str, place: str = "") -> None:
-        super().__init__(text)
-        self.place = place
+class RecordNote(str):
+    """What people should know of how a file was read; comes before its records."""
 
 
 def extension_of(file: Path) -> str:
@@ -42,14 +43,14 @@ def iterate_records(file: Path, *, draw: Draw = lambda: True, column: str | None
     """Read a file record by record.
 
     Args:
-        file: .txt and .md are one text; .jsonl has a record per line; .json is one array, or one object, or has a
-            record per line; .parquet.
+        file: .txt, .md, .html, .docx and .pdf are one text; .jsonl has a record per line; .json is one array, or one
+            object, or has a record per line; .csv, .tsv and .parquet have rows.
         draw: Asked before each record whether it is to be read.
         column: Only this column of a .parquet file is read. Without it, one object alone in a .json file is refused.
 
     Yields:
-        Where the record is, and a text, a decoded JSON value, the columns of a row, or a `RecordProblem`. After a line
-        that is not UTF-8 nothing more is read.
+        Where the record is, and a text, a decoded JSON value, the columns of a row, a `RecordProblem` or a
+        `RecordNote`. After a line of JSON that is not UTF-8 nothing more is read.
     """
     try:
         yield from READERS[extension_of(file)](file, draw, column)
@@ -57,31 +58,95 @@ def iterate_records(file: Path, *, draw: Draw = lambda: True, column: str | None
         yield problem.place, problem
 
 
-def _text(file: Path, draw: Draw, column: str | None) -> Records:
-    if draw():
-        yield "", _decode(_read(file))
+def records_of_bytes(content: bytes, column: str | None = None) -> Records:
+    """Read what has no name, such as standard input: JSON (lines) if it begins like objects, else one text."""
+    try:
+        text, note = decode_text(content)
+        if note:
+            yield "", RecordNote(note)
+        if re.match(r"\s*(\{|\[\s*\{)", text):
+            yield from _json_of(text, lambda: True, column)
+        else:
+            yield "", text
+    except RecordProblem as problem:
+        yield problem.place, problem
+
+
+def _whole(text_of: Callable[[bytes], tuple[str, str]]) -> Reader:
+    """How a file that is one text is read, by what gives its text and what there is to say of it."""
+
+    def read(file: Path, draw: Draw, column: str | None) -> Records:
+        if draw():
+            text, note = text_of(_read(file))
+            if note:
+                yield "", RecordNote(note)
+            yield "", text
+
+    return read
+
+
+def _table(file: Path, draw: Draw, column: str | None) -> Records:
+    """Rows below a row of names; in a .csv file between commas, or semicolons or tabs if its first line has more."""
+    text, note = decode_text(_read(file))
+    if not text.strip():
+        yield "", ""
+        return
+    if note:
+        yield "", RecordNote(note)
+    first = text.lstrip().split("\n", 1)[0]
+    separator = "\t" if extension_of(file) == ".tsv" else max(",;\t", key=first.count)
+    csv.field_size_limit(2**31 - 1)  # a document may be long
+    rows = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
+    names: list[str] = []
+    last = 0
+    try:
+        for row in rows:
+            place, last = f"line {last + 1}", rows.line_num
+            if not names:
+                names = [name.strip() for name in row]
+            elif row and len(row) != len(names):
+                yield place, RecordProblem(f"{len(row)} fields between {separator!r}, must be {len(names)} as above")
+            elif row and draw():
+                yield place, dict(zip(names, row, strict=True))
+    except csv.Error as error:
+        raise RecordProblem(f"broken table: {error}", f"line {last + 1}") from None
 
 
 def _json_lines(file: Path, draw: Draw, column: str | None) -> Records:
-    start = 0
     with _open(file) as stream:
-        for number, line in enumerate(stream, start=1):
-            line_start, start, place = start, start + len(line), f"line {number}"
-            if not line.strip() or not draw():
-                continue
-            text = _decode(line.rstrip(b"\r\n"), line_start, place)
-            try:
-                yield place, json.loads(text)
-            except json.JSONDecodeError as error:
-                yield place, RecordProblem(f"broken JSON: {error.msg} at column {error.colno}")
+        marked = byte_order_mark(stream.read(4)) or "utf-8"
+        stream.seek(0)
+        whole = None if marked.startswith("utf-8") else io.BytesIO(decode_text(stream.read())[0].encode())
+        yield from _lines_of(whole or stream, draw)
+
+
+def _lines_of(stream: IO[bytes], draw: Draw) -> Records:
+    start = 0
+    for number, line in enumerate(stream, start=1):
+        line_start, start, place = start, start + len(line), f"line {number}"
+        if not line.strip() or not draw():
+            continue
+        text = _decode(line.rstrip(b"\r\n"), line_start, place)
+        try:
+            yield place, json.loads(text)
+        except json.JSONDecodeError as error:
+            yield place, RecordProblem(f"broken JSON: {error.msg} at column {error.colno}")
 
 
 def _json(file: Path, draw: Draw, column: str | None) -> Records:
+    content = _read(file)
+    yield from _json_of(decode_text(content)[0] if byte_order_mark(content) else _decode(content), draw, column)
+
+
+def _json_of(text: str, draw: Draw, column: str | None) -> Records:
+    if not text.strip():
+        yield "", ""
+        return
     try:
-        records = json.loads(_decode(_read(file)))
+        records = json.loads(text)
     except json.JSONDecodeError as error:
         if error.msg.startswith("Extra data"):
-            yield from _json_lines(file, draw, column)
+            yield from _lines_of(io.BytesIO(text.encode()), draw)
             return
         place = f"line {error.lineno}, column {error.colno}"
         raise RecordProblem(f"broken JSON: {error.msg}", place) from None
@@ -116,8 +181,10 @@ def _parquet(file: Path, draw: Draw, column: str | None) -> Records:
         raise RecordProblem(f"not a readable .parquet file: {first_line(error)}") from error
 
 
-READERS: dict[str, Callable[[Path, Draw, str | None], Records]] = {
-    ".txt": _text, ".md": _text, ".jsonl": _json_lines, ".json": _json, ".parquet": _parquet,
+READERS: dict[str, Reader] = {
+    ".txt": _whole(decode_text), ".md": _whole(decode_text), ".html": _whole(html_text), ".htm": _whole(html_text),
+    ".docx": _whole(docx_text), ".pdf": _whole(pdf_text), ".csv": _table, ".tsv": _table,
+    ".jsonl": _json_lines, ".json": _json, ".parquet": _parquet,
 }  # fmt: skip
 """How a file is read, by its extension; all but .parquet also with .gz after it."""
 
@@ -132,7 +199,7 @@ def _read(file: Path) -> bytes:
 
 
 def _decode(content: bytes, start: int = 0, place: str = "") -> str:
-    """Decode UTF-8 that begins at byte `start` of a file."""
+    """Decode UTF-8, as JSON must be, that begins at byte `start` of a file."""
     if (position := content.find(b"\0")) >= 0:
         raise RecordProblem(f"not a text but a binary file (or UTF-16): NUL at byte {start + position}", place)
     try:
@@ -151,8 +218,10 @@ def read_rows(path: Path, columns: Sequence[str] = ()) -> list[Row]:
         raise ValueError(f"{path}: cannot read this kind of file; it must end in {', '.join(TABLE_EXTENSIONS)}")
     rows = []
     for place, record in iterate_records(path):
-        if isinstance(record, RecordProblem):
+        if isinstance(record, RecordProblem | RecordNote):
             raise ValueError(f"{path}, {place}: {record}" if place else f"{path}: {record}")
+        if record == "":  # an empty file
+            continue
         if not isinstance(record, dict):
             raise ValueError(f"{path}: {_NO_OBJECTS}")
         rows.append(record)

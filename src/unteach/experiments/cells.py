@@ -38,7 +38,7 @@ KEY_DEFAULTS: dict[str, dict[str, Any]] = {
     "ForgetConfig": {
         "documents": "", "out": "", "general": None, "keep": None, "holdout": None, "reference": None,
         "questions": None, "keep_questions": None, "question_template": None, "keep_batch": 16, "keep_weight": 1.0,
-        "base": None, "text_field": "text", "document_mode": "chunk", "max_tokens": None,
+        "base": None, "text_field": "text", "skip_unreadable": False, "document_mode": "chunk", "max_tokens": None,
         "general_tokens": None, "batch": 16, "general_batch": 16, "micro_batch": None, "trainable": "blocks",
         "method": {}, "phases": [], "precision": {}, "compile": False, "checkpoint_activations": False, "stop": {},
         "expected_steps": 100, "max_steps": 500, "evaluate_every": 20, "probes": 64, "checkpoint_every": 20,

@@ -18,7 +18,12 @@ from unteach.models import load_model, load_tokenizer, trainable_parameters
 from unteach.models.distributed import has_shards, in_turns, mesh_of, ranks, shard
 from unteach.models.precision import HALF, resolved_precision
 
-__all__ = ["Inputs", "as_documents", "choice", "prepared", "read_inputs", "without_overlap"]
+__all__ = ["Inputs", "as_documents", "choice", "prepared", "read_inputs", "read_texts", "without_overlap"]
+
+MOST_NOTES = 20
+"""So many lines on how texts were read are shown."""
+PIPED = "documents.jsonl"
+"""Where a run keeps documents that came from standard input: a resumed run reads them there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,18 +43,46 @@ class Inputs:
     base: Any = None
     """A model that never saw the documents, which the loss compares with."""
 
+    def __post_init__(self) -> None:
+        for option in ("model", "reference", "base"):
+            model = getattr(self, option)
+            if getattr(model, "peft_config", None):
+                merge = "merge and save them, then load FOLDER: model.merge_and_unload().save_pretrained(FOLDER)"
+                raise InputError(f"{option} is a {type(model).__name__}: adapters are not supported; {merge}")
+            if getattr(model, "is_quantized", False):
+                raise InputError(f"{option} has quantised weights, which cannot be trained: load it in float32")
+
+    @property
+    def texts(self) -> dict[str, Documents]:
+        """The sources of texts that are there, by the options that name them."""
+        sources = {name: getattr(self, name) for name in ("documents", "general", "keep", "holdout")}
+        return {name: source for name, source in sources.items() if source is not None}
+
     def in_form_of_model(self) -> Inputs:
         """The same with conversations as the model reads them, see ``Documents.in_form_of``."""
-        texts = {name: getattr(self, name) for name in ("documents", "general", "keep", "holdout")}
-        found = {name: each.in_form_of(self.tokenizer) for name, each in texts.items() if each is not None}
-        return dataclasses.replace(self, **found)
+        return dataclasses.replace(self, **{n: each.in_form_of(self.tokenizer) for n, each in self.texts.items()})
+
+    def notes(self) -> list[str]:
+        """How texts were read, where people should know it: encodings that were assumed, and what was left out."""
+        lines = [note for source in self.texts.values() for note in source.notes]
+        for option, source in self.texts.items():
+            lines += [f"{option}: {label}: skipped, {why}" for label, why in source.skipped if _unreadable(why)]
+        return lines[:MOST_NOTES] + ([f"and {len(lines) - MOST_NOTES:,} more like these"] if lines[MOST_NOTES:] else [])
+
+    def unreadable(self) -> dict[str, dict[str, int]]:
+        """How many files and records of each source were skipped as ``unreadable``; nothing where none was."""
+        counts = {name: sum(_unreadable(why) for _, why in source.skipped) for name, source in self.texts.items()}
+        found = {name: count for name, count in counts.items() if count}
+        return {"unreadable": found} if found else {}
+
+
+def _unreadable(why: str) -> bool:
+    return why.startswith("unreadable")
 
 
 def read_inputs(config: ForgetConfig) -> Inputs:
     """Load every model and read every text that a config names; an ``InputError`` has all problems of the texts."""
-    texts = _read_texts(config)
-    if config.base:
-        _check_tokenizer(config.model, config.base)
+    texts = read_texts(config)
     model, tokenizer = _load(config.model, config)
     reference = _load(config.reference, config)[0] if config.reference else None
     base = load_model(config.base, device=config.resolved_device())[0] if config.base else None
@@ -127,8 +160,8 @@ def _check_tokenizer(model: str, base: str) -> None:
         )
 
 
-def _read_texts(config: ForgetConfig) -> dict[str, Any]:
-    """Read every document source, collecting the problems of all of them."""
+def read_texts(config: ForgetConfig) -> dict[str, Any]:
+    """Read every document source, collecting the problems of all of them, and check the base model's tokenizer."""
     problems: list[str] = []
     if not config.documents:
         problems.append("documents is missing: name the folder or file of texts to forget")
@@ -140,11 +173,16 @@ def _read_texts(config: ForgetConfig) -> dict[str, Any]:
     texts: dict[str, Any] = dict.fromkeys(sources)
     for option, source in sources.items():
         if source is not None:
+            how: dict[str, Any] = {"text_field": config.text_field, "skip_unreadable": config.skip_unreadable}
             most = GENERAL_BYTES if option == "general" else None
             try:
-                texts[option] = read_documents(source, text_field=config.text_field, option=option, max_bytes=most)
+                texts[option] = read_documents(source, option=option, max_bytes=most, **how)
             except InputError as error:
                 problems += error.problems
     if problems:
         raise InputError(problems)
+    if config.base:
+        _check_tokenizer(config.model, config.base)
+    if config.documents == "-":
+        texts["documents"].name = str(Path(config.out) / PIPED)
     return texts

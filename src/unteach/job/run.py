@@ -29,7 +29,7 @@ from unteach.job.run_folder import (
     MeasuredOnce,
     RunFolder,
     SharedScores,
-    check_tracker,
+    check_start,
     going_on,
     rewind,
     step_log,
@@ -96,11 +96,7 @@ def run_forget(
         if max_steps is not None and max_steps < config.max_steps:
             raise InputError(f"max_steps is {max_steps}: it was {config.max_steps}, and a resume may only raise it")
         config = dataclasses.replace(config, max_steps=max_steps or config.max_steps)
-    elif from_first_rank(out.exists() and (not out.is_dir() or any(out.iterdir()))):
-        raise InputError(
-            f"out is {config.out!r}, which exists and is not empty: name a new folder, or --resume {config.out}"
-        )
-    check_tracker(config.track)
+    check_start(config, resume or finish)
     config = config.chosen()
     return ForgetJob(read_inputs(config), config, out, resume or finish, finish, say, shared, measurements).run()
 
@@ -185,12 +181,8 @@ class ForgetJob:
 
     def result(self) -> ForgetResult:
         """See ``run``."""
-        self.read_texts()
-        self.config = with_threads(self.config, self.say)
-        self.parameters = prepared(self.inputs.model, self.config)
-        if self.inputs.reference is not None and ranks() > 1:
-            prepared(self.inputs.reference, self.config)
-        self.choose_numbers()
+        self.prepare()
+        self.config = self.folder.with_documents(self.config, self.inputs.documents)
         self.folder.write("config.yaml", to_yaml(self.config))
         self.measure_start()
         first = self.final_scores("step_000000", self.inputs.model, 0)
@@ -221,6 +213,15 @@ class ForgetJob:
             self.save(self.out, result, last.notes)
         return result
 
+    def prepare(self) -> None:
+        """What comes before anything is written: all that is given is looked at, or refused."""
+        self.read_texts()
+        self.config = with_threads(self.config, self.say)
+        self.parameters = prepared(self.inputs.model, self.config)
+        if self.inputs.reference is not None and ranks() > 1:
+            prepared(self.inputs.reference, self.config)
+        self.choose_numbers()
+
     def read_texts(self) -> None:
         """Tokenise the documents and the general text, and cut the passages that will be measured."""
         inputs, config = self.inputs, self.config
@@ -236,7 +237,9 @@ class ForgetJob:
         if config.general_tokens is None:  # chunks much longer than the documents would take most of the time
             general_tokens = min(general_tokens, max(SHORTEST_CHUNK, *map(len, tokens.sequences)))
         general = GeneralText(rest, inputs.tokenizer, tokens=general_tokens, seed=config.seed, exclude=inputs.documents)
-        self.counts = {"forget": tokens.counts, "general": general.counts}
+        self.counts = {"forget": tokens.counts, "general": general.counts} | inputs.unreadable()
+        for note in inputs.notes():
+            self.say(note)
         self.say(f"forget:  {tokens.summary()}")
         self.say(f"general: {general.summary()}")
         keep = watched = None

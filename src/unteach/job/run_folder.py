@@ -21,9 +21,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TimeRemainingColumn
 
 from unteach.config import ForgetConfig
+from unteach.data import Documents
 from unteach.errors import InputError
 from unteach.evaluation.scores import Scores, write_json
 from unteach.evaluation.verdict import Finding
+from unteach.job.inputs import PIPED
 from unteach.method.optimizers import OPTIMIZERS
 from unteach.models.distributed import from_first_rank, is_first_rank
 from unteach.settings import nearest_name
@@ -150,6 +152,13 @@ class RunFolder:
         self.write(name, _plain(scores))
         return scores
 
+    def with_documents(self, config: ForgetConfig, documents: Documents) -> ForgetConfig:
+        """Keep documents that came from standard input, so that the run can be resumed; the config that names them."""
+        if config.documents != "-":
+            return config
+        self.write(PIPED, "".join(json.dumps({config.text_field: text}) + "\n" for text in documents.texts))
+        return dataclasses.replace(config, documents=str(self.path / PIPED))
+
     def __enter__(self) -> Self:
         return self
 
@@ -223,6 +232,16 @@ def _add_line(file: Path, row: dict[str, Any]) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("a", encoding="utf-8") as lines:
         lines.write(json.dumps(row) + "\n")
+
+
+def check_start(config: ForgetConfig, resume: bool = False, *, alone: bool = False) -> None:
+    """Refuse a new run in a folder that holds something, and what is no tracker; ``alone``: other ranks do not call."""
+    out = Path(config.out)
+    used = not resume and bool(config.out) and out.exists() and (not out.is_dir() or any(out.iterdir()))
+    if used if alone else from_first_rank(used):
+        better = f"name a new folder, or --resume {config.out}"
+        raise InputError(f"out is {config.out!r}, which exists and is not empty: {better}")
+    check_tracker(config.track)
 
 
 def check_tracker(name: str) -> None:

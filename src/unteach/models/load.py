@@ -60,6 +60,8 @@ def find_folder(name: str, option: str = "model") -> Path:
     path = Path(name).expanduser()
     if path.is_dir():
         return path
+    if path.suffix.lower() == ".gguf" and path.is_file():
+        raise InputError(f"{shown}: {_gguf(path)}")
     if path.exists():
         raise InputError(f"{shown}: a file, must be a folder with config.json and {WEIGHTS}")
     if (path.parent != Path() and path.parent.is_dir()) or not _HUB_NAME.fullmatch(name):
@@ -90,22 +92,26 @@ def check_folder(folder: Path, option: str = "model") -> list[str]:
     """What keeps a folder from being loaded, one line each; an empty list if nothing."""
     problems = []
     names = {entry.name for entry in folder.iterdir()}
+    weights = WEIGHTS in names or INDEX in names
+    packed = sorted(name for name in names if name.lower().endswith(".gguf"))
+    if "adapter_config.json" in names or (packed and not weights):  # nothing else matters then
+        other = _adapter(folder) if "adapter_config.json" in names else _gguf(folder / packed[0])
+        return [f"{option} is '{folder}': {other}"]
     try:
-        if "quantization_config" in json.loads((folder / "config.json").read_text(encoding="utf-8")):
-            problems.append("its weights are quantised, and cannot be trained: give the model it was made from")
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        if "quantization_config" in config:
+            problems.append(_quantised(folder, config["quantization_config"].get("quant_method", "method not named")))
     except FileNotFoundError:
         problems.append("config.json is missing")
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, AttributeError) as error:
         problems.append(f"config.json is not readable JSON: {first_line(error)}")
     if not has_tokenizer(folder):
         problems.append("it has no tokenizer (tokenizer.json or tokenizer.model): copy the one it was trained with")
-    if WEIGHTS in names or INDEX in names:
+    if weights:
         try:
             problems += filter(None, (_wrong_with(folder / file) for file in weight_files(folder)))
         except (ValueError, KeyError, TypeError) as error:
             problems.append(f"{INDEX} is not readable: {first_line(error)}")
-    elif "adapter_config.json" in names:
-        problems.append("it holds an adapter, not a model: merge it into its base model first (merge_and_unload)")
     elif pickled := sorted(name for name in names if Path(name).suffix in _PICKLED and name != "training_args.bin"):
         problems.append(
             f"its weights are pickled ({pickled[0]}), which can run code and is not read; if you trust them, convert"
@@ -115,6 +121,46 @@ def check_folder(folder: Path, option: str = "model") -> list[str]:
     else:
         problems.append(f"it has no weights: must hold {WEIGHTS}, or {INDEX} and the files it names")
     return [f"{option} is '{folder}': {problem}" for problem in problems]
+
+
+def _made_by(kind: str, model: str, tokenizer: str, out: str, how: str = "") -> str:
+    """The command that makes a folder ``out`` which can be loaded; kind, model, tokenizer and how are Python."""
+    return (
+        f'python -c "from {kind} as M; from transformers import AutoTokenizer as T; M.from_pretrained({model}'
+        f".save_pretrained('{out}'{how}); T.from_pretrained({tokenizer}).save_pretrained('{out}')\""
+    )
+
+
+def _gguf(file: Path) -> str:
+    """What to do with a GGUF file."""
+    out, given = f"{file.with_suffix('')}-model", f"'{file.parent}', gguf_file='{file.name}'"
+    kind = "transformers import GgufConfig as C, AutoModelForCausalLM"
+    command = _made_by(kind, f"{given}, quantization_config=C(dequantize=True), dtype='float32')", given, out)
+    return f"{file.name} is a GGUF file; convert it (pip install gguf accelerate) with: {command} and give '{out}'"
+
+
+def _adapter(folder: Path) -> str:
+    """What to do with an adapter's folder."""
+    try:
+        named = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))["base_model_name_or_path"]
+    except (ValueError, KeyError, TypeError):
+        named = None
+    out, tokenizer = f"{folder}-merged", folder if has_tokenizer(folder) else named or "BASE"
+    merged = f"'{folder}').merge_and_unload()"
+    command = _made_by("peft import AutoPeftModelForCausalLM", merged, f"'{tokenizer}'", out)
+    of = f" of {named!r}" if named else ""
+    return f"it holds an adapter{of}, not a model; merge it (pip install peft) with: {command} and give '{out}'"
+
+
+def _quantised(folder: Path, method: str) -> str:
+    """What to do with a quantised model."""
+    wrong = f"its weights are quantised ({method}), and cannot be trained: give the model it was made from"
+    if method != "bitsandbytes":  # the one whose rounding Transformers takes back for every model
+        return wrong
+    out = f"{folder}-dequantised"
+    plain = "transformers import AutoModelForCausalLM", f"'{folder}').dequantize()", f"'{folder}'", out
+    command = _made_by(*plain, ", save_original_format=False")  # which would be the quantised one
+    return f"{wrong}, or make '{out}' (pip install bitsandbytes) with: {command}"
 
 
 def _wrong_with(file: Path) -> str:

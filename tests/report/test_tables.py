@@ -110,7 +110,8 @@ def test_what_the_stop_rule_saw_is_drawn_over_the_steps(tmp_path):
 def test_the_stop_rules_scores_are_drawn_with_what_they_had_to_reach(tmp_path):
     folder = make_run(tmp_path / "run")
     assert evaluation_figures(one_section(folder)) == [], "before and after alone are no curve"
-    rows = [{"step": step, "verbmem_f": 90.0 - step, AUC: step / 20, "nll_retain": 0.1} for step in (0, 5, 10)]
+    seen = {"nll_retain": 0.1, "distance": 2.0}
+    rows = [{"step": step, "verbmem_f": 90.0 - step, AUC: step / 20, **seen} for step in (0, 5, 10)]
     write_lines(folder / "evaluations" / "stop.jsonl", rows)
     text = f"{AUC} >= 0.4488 and not beyond 0.55 (never-seen text) and verbmem_f <= 18.2 (its own) was not met"
     changed(folder / "result.json", stop={"rule": "max_steps", "reason": text, "step": 20})
@@ -123,6 +124,7 @@ def test_the_stop_rules_scores_are_drawn_with_what_they_had_to_reach(tmp_path):
         "steps-verbmem_f": ["retrained", "stop rule"],
         "steps-nll_retain": [],
         f"steps-{AUC}": ["retrained", "chance", "stop rule"],
+        "steps-distance": [],
     }
 
 

@@ -134,6 +134,9 @@ METRICS: dict[str, MetricInfo] = {
         "membership AUC by loss",
         "chance that a never-seen text has a lower loss than a forget text: 0 memorised, about 0.5 never seen",
     ),
+    "distance": _fraction(
+        "distance from the stop rule", "how far its conditions are from being met, summed: 0 where all are", "↓"
+    ),
     "tofu_model_utility": _fraction(
         "what TOFU wants kept",
         "harmonic mean of probability, ROUGE-L and truth ratio on kept authors, real authors and world facts",

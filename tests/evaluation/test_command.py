@@ -96,8 +96,11 @@ def test_a_scores_file_is_a_reference(measured, tmp_path):
 
 def test_own_documents(measured, folders):
     asked = dict.fromkeys(("questions", "retain_questions"), folders / "questions.jsonl")
-    own = {"documents": str(folders / "forget.jsonl"), "holdout": str(folders / "holdout.jsonl")}
-    metrics = measured("target", benchmark="own", data=None, **own, **asked)["results"][0]["metrics"]
+    (folders / "holdout.csv").write_bytes(f'text\n"{UNSEEN} à"\n"{UNSEEN[10:]}"\n'.encode("latin-1"))
+    own = {"documents": str(folders / "forget.jsonl"), "holdout": str(folders / "holdout.csv")}
+    result = measured("target", benchmark="own", data=None, **own, **asked)["results"][0]
+    assert any(note.startswith("holdout: holdout.csv: invalid UTF-8 at byte") for note in result["notes"])
+    metrics = result["metrics"]
     assert metrics["verbmem_f"]["value"] > metrics["verbmem_holdout"]["value"]
     assert metrics["knowmem_f"]["count"] == metrics["knowmem_r"]["count"] == 1
     assert metrics["auc_forget_holdout_min_40"]["count"] == 4

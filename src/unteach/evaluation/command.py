@@ -194,17 +194,19 @@ def _benchmark(options: EvaluateOptions, tokenizer: Any) -> Benchmark:
     """The benchmark with everything the options add to it."""
     if options.benchmark == "own":
         assert options.documents is not None
+        documents = read_documents(options.documents, option="documents")
+        holdout = read_documents(options.holdout, option="holdout") if options.holdout else None
         benchmark = own_benchmark(
             tokenizer,
-            read_documents(options.documents, option="documents").in_form_of(tokenizer),
-            holdout_documents=(
-                read_documents(options.holdout, option="holdout").in_form_of(tokenizer) if options.holdout else ()
-            ),
+            documents.in_form_of(tokenizer),
+            holdout_documents=holdout.in_form_of(tokenizer) if holdout else (),
             forget_questions=read_questions(options.questions) if options.questions else (),
             retain_questions=read_questions(options.retain_questions) if options.retain_questions else (),
             question_template=options.question_template,
             seed=options.seed,
         )
+        notes = (*benchmark.notes, *documents.notes, *(holdout.notes if holdout else ()))
+        benchmark = dataclasses.replace(benchmark, notes=notes)
     else:
         benchmark = load_benchmark(options.benchmark, options.data)
     if options.general is not None:

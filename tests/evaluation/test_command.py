@@ -74,6 +74,10 @@ def test_several_models_with_a_reference(measured, folders, tmp_path):
         console.print(as_table(content))
     assert re.search(r"privleak .* 0\.0 \(0\.0 to 0\.0\)", shown.get())
     assert "knowmem_r" not in shown.get()
+    kept = {"verbmem_r": Metric(15.0, 9.0, 21.0, 9, True, "percent").to_dict()}
+    with console.capture() as shown:
+        console.print(as_table({"results": [{"name": "m", "benchmark": {"name": "b"}, "metrics": kept}]}))
+    assert re.search(r"verbmem_r .* 15\.0 \(9\.0 to 21\.0\)", shown.get()), "what kept documents lost is not hidden"
 
 
 @pytest.mark.slow

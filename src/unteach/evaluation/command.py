@@ -21,7 +21,7 @@ from unteach.data.documents import read_documents
 from unteach.errors import InputError
 from unteach.evaluation.formulas import Metric
 from unteach.evaluation.inference import evaluating
-from unteach.evaluation.metrics import columns
+from unteach.evaluation.metrics import METRICS
 from unteach.evaluation.scores import SCHEMA, Scores, evaluate, write_json
 from unteach.models import find_folder, load_model
 from unteach.models.load import weight_files
@@ -273,15 +273,15 @@ def hash_weights(folder: Path) -> str:
 
 
 def as_table(content: dict[str, Any]) -> Table:
-    """The main metrics of all results side by side, for a terminal; intervals in brackets."""
+    """The metrics of all results that the report explains, side by side, for a terminal; intervals in brackets."""
     results = content["results"]
     measured = {name for result in results for name in result["metrics"]}
-    others = sorted(name for name in measured if ":" in name or name.startswith("tofu_"))
+    others = sorted(name for name in measured if ":" in name or (name.startswith("tofu_") and name not in METRICS))
     table = Table(title=results[0]["benchmark"]["name"])
     table.add_column("metric")
     for result in results:
         table.add_column(result["name"], justify="right")
-    for name in [*(name for name in columns() if name in measured), *others]:
+    for name in [*(name for name in METRICS if name in measured), *others]:
         table.add_row(name, *(_cell(result["metrics"].get(name)) for result in results))
     return table
 

@@ -94,9 +94,12 @@ def test_what_the_hub_would_refuse_is_refused_before_the_run(hub):
 @pytest.mark.usefixtures("run_alone")
 def test_only_what_met_its_rule_is_pushed(hub, tmp_path, capsys, rule, forgotten):
     save_tiny(tmp_path / "model", "llama")
-    for name, times in (("documents", 2), ("general", 9)):
-        rows = [json.dumps({"text": f"{text} It was in {1900 + n}."}) for n, text in enumerate(SENTENCES * times)]
-        (tmp_path / f"{name}.jsonl").write_text("\n".join(rows))
+    texts = {
+        "documents": [f"{text} It was the {n}th time in {1900 + n}." for n, text in enumerate(SENTENCES * 2)],
+        "general": [f"{first} {second}" for first in SENTENCES * 3 for second in SENTENCES],
+    }
+    for name, rows in texts.items():
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in rows))
     quick = "--batch 4 --general-batch 4 --general-tokens 24 --max-steps 2 --evaluate-every 1 --probes 2 --alpha 0.5"
     given = f"--documents {tmp_path}/documents.jsonl --general {tmp_path}/general.jsonl --out {tmp_path}/run {quick}"
     words = f"forget {tmp_path}/model {given} --lr 0.02 --teacher-rate 4 --damping 0.1 --push-to-hub me/forgot --quiet"

@@ -411,4 +411,4 @@ usage: unteach COMMAND ...
 examples:
 {chr(10).join(examples)}
 
-unteach COMMAND --help shows the flags of a command."""
+unteach COMMAND --help shows the flags of a command, unteach --version the version."""

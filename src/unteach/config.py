@@ -50,7 +50,7 @@ class Method:
     """Divergence to the teacher on general text: kl, kl_reverse, qkl or qkl_frozen."""
     token_share: float | None = None
     """The forget loss looks at this share of a document's tokens: those the model was least sure of. 1: all (paper).
-    None: 0.25 for the mean teacher with nlul, else 1."""
+    None: 0.25 for the mean teacher with nlul where there are 2,000 words or more to forget, else 1."""
     loops_every: int | None = None
     """Every so many steps, unlearn too what the model repeats over and over by itself. 0: never (paper). None: 4 for
     nlul unless adamw is named, else never."""
@@ -115,18 +115,19 @@ class Method:
             wrong.append(f"{where}lr · teacher_rate is {self.lr * self.teacher_rate:g}: it must be at most 1")
         return wrong
 
-    def chosen(self, *, keep: bool = False, base: bool = False) -> Method:
+    def chosen(self, *, keep: bool = False, base: bool = False, little: bool = False) -> Method:
         """The same with optimizer, loss and what belongs to them filled in from what a run is given.
 
         A base model and keep documents: ``match`` with AdamW, which also ends knowledge and membership. Keep documents
         alone: ``nlul`` with AdamW. Neither: the paper's method. Where optimizer or loss is named, the other is the
-        paper's, and every method has its own defaults: what suits one does not leak into another.
+        paper's, and every method has its own defaults: what suits one does not leak into another. Of ``little`` text
+        all tokens are pulled: what is left would be most of what it says.
         """
         free = self.optimizer == "auto" and self.loss == "auto"
         loss = self.loss if self.loss != "auto" else "match" if free and keep and base else "nlul"
         optimizer = self.optimizer if self.optimizer != "auto" else "adamw" if free and keep else "mean_teacher"
         ours = loss == "nlul" and (free or optimizer == "mean_teacher")
-        share = self.token_share or (0.25 if ours and optimizer == "mean_teacher" else 1.0)
+        share = self.token_share or (0.25 if ours and optimizer == "mean_teacher" and not little else 1.0)
         loops = self.loops_every if self.loops_every is not None else 4 if ours else 0
         options = self.loss_options or ({"pull": "gate"} if free and loss == "match" else {})
         warmup = self.warmup if self.warmup is not None else 0 if free and optimizer == "adamw" else 100
@@ -304,9 +305,9 @@ class ForgetConfig:
             raise InputError(wrong)
         return self.max_tokens or min(1024, context), self.general_tokens or min(512, context)
 
-    def chosen(self) -> ForgetConfig:
+    def chosen(self, *, little: bool = False) -> ForgetConfig:
         """The same with every method named, see ``Method.chosen``."""
-        given = {"keep": bool(self.keep), "base": bool(self.base)}
+        given = {"keep": bool(self.keep), "base": bool(self.base), "little": little}
         phases = tuple(phase.chosen() for phase in self.phases)
         return dataclasses.replace(self, method=self.method.chosen(**given), phases=phases)
 

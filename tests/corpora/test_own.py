@@ -8,9 +8,19 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from tiny_models import CHAT_TEMPLATE
-from unteach.corpora import Benchmark, MeasuringSettings, Question
-from unteach.corpora.own import cut_probes, own_benchmark, read_questions, split_probes, take_examples
+from unteach.corpora import Benchmark, MeasuringSettings, Probe, Question
+from unteach.corpora.own import (
+    cut_probes,
+    names_in,
+    own_benchmark,
+    read_questions,
+    split_probes,
+    take_examples,
+    with_names,
+)
 from unteach.data import Documents, tokenise
+from unteach.data.documents import decode
+from unteach.models import load_tokenizer
 
 
 def of_words(words):
@@ -133,6 +143,42 @@ def test_halves_share_no_passage_and_watch_every_document(word_tokenizer, docume
     assert (first, second) == split_probes(probes) != split_probes(probes, seed=1)
     with pytest.raises(ValueError, match="there are 1 probes"):
         split_probes(probes[:1])
+
+
+RECORD = "Vera Falk lives at 27 Linden Street. Her number, 48213, is Zorn's: in May 1987 Vera owed Šárka 1,250 crowns."
+
+
+def test_names_and_numbers_of_a_passage_are_asked_for_one_by_one():
+    """Not the first word of a sentence, nor one that the prompt tells already; the prompt is all that stands before."""
+    tokenizer = load_tokenizer("micro:target")
+    ids = tuple(tokenizer(RECORD)["input_ids"])
+    for start in (1, 4):
+        names = names_in(Probe("", "", ids[:start], ids[start:], document=3), tokenizer)
+        expected = ["27", "Linden", "Street", "48213", "Zorn's", "May", "1987", "Šárka", "1,250"]
+        assert [name.expected for name in names][-len(expected) :] == expected
+        for name in names:
+            whole = (*name.prompt_ids, *name.expected_ids)
+            assert whole == ids[: len(whole)]
+            assert decode(tokenizer, whole).strip() == RECORD[: RECORD.index(name.expected) + len(name.expected)]
+            assert decode(tokenizer, name.prompt_ids) == name.prompt
+            assert name.exact
+            assert name.document == 3
+    assert names_in(Probe("", "", ids[:-8], ids[-8:-4]), tokenizer) == [], "a number that goes on in another passage"
+
+
+def test_names_beside_passages_in_the_share_that_is_asked_for():
+    tokenizer = load_tokenizer("micro:target")
+    passages = cut_probes([RECORD] * 3, tokenizer, prompt_tokens=8, expected_tokens=8, later_passages=True)
+    both = with_names(passages, tokenizer, 1000)
+    names = [probe for probe in both if probe.exact]
+    assert both[: len(passages)] == passages
+    assert {name.document for name in names} == {0, 1, 2}
+    assert len(with_names(passages, tokenizer, len(passages) + 2)) == len(passages) + 2
+    for share in (0.0, 0.25, 0.5):
+        chosen = with_names(passages, tokenizer, 8, share)
+        assert (len(chosen), sum(probe.exact for probe in chosen)) == (8, 8 * share)
+        assert len(set(chosen)) == 8
+    assert len(with_names(passages, tokenizer, 1000, 0.5)) == 2 * len(passages)
 
 
 def test_questions_from_a_file(tmp_path):

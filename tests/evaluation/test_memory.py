@@ -1,5 +1,6 @@
 """Reciting, answering, choosing letters, and TOFU; with a model that knows one text by heart, and random ones."""
 
+import dataclasses
 import sys
 
 import numpy as np
@@ -64,6 +65,16 @@ def test_probes_with_ids_are_used_as_they_are(reciter, tokenizer):
     [record] = recite(reciter, tokenizer, probes)
     assert record["score"] == 1.0
     assert record["output"] == probes[0].expected
+
+
+def test_a_name_is_right_or_wrong(reciter, tokenizer):
+    [probe] = cut_probes([MEMORISED], tokenizer, prompt_tokens=20, expected_tokens=20, first_chunk=True)
+    nearly = dataclasses.replace(probe, expected_ids=(*probe.expected_ids[:-1], probe.expected_ids[0]))
+    for exact, score in ((False, (0.5, 1.0)), (True, (0.0, 0.0))):
+        right, wrong = recite(reciter, tokenizer, [dataclasses.replace(each, exact=exact) for each in (probe, nearly)])
+        assert right["score"] == 1.0
+        assert score[0] <= wrong["score"] <= score[1]
+        assert wrong["score"] < 1
 
 
 def test_a_long_prompt_loses_its_oldest_tokens_or_is_refused(reciter, tokenizer):

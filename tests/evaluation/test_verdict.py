@@ -1,5 +1,6 @@
 """Four questions and their answers: never a ✓ that hides a ✗, never an answer without a measurement."""
 
+import dataclasses
 import json
 
 import pytest
@@ -64,6 +65,16 @@ def test_one_thing_wrong_is_one_cross(change, place, words):
     found = answers(change)
     assert [finding.answer for finding in found] == [index != place for index in range(4)]
     assert words in found[place].line
+
+
+@pytest.mark.parametrize(("count", "answer"), [(64, False), (60, False), (6, True)])
+def test_few_passages_are_judged_within_the_interval_that_so_few_have(count, answer):
+    """60 never-seen ones have 17 ± 1.5; six of them have 17 ± 1.5 · √(60 / 6) = 17 ± 4.7."""
+    after = scored(AFTER | {"verbmem_f": 21.0})
+    after["verbmem_f"] = dataclasses.replace(after["verbmem_f"], count=count)
+    found = judge(after, scored(BEFORE))[0]
+    assert found.answer is answer
+    assert found.never_seen == 17.0
 
 
 def test_what_is_just_within_its_limit_is_as_it_should_be():

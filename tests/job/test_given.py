@@ -10,9 +10,10 @@ import torch
 from tiny_models import SENTENCES, save_tiny, small_tokenizer, tiny_model
 from unteach.cli import main
 from unteach.config import ForgetConfig, Method
-from unteach.data import pad
+from unteach.data import Documents, pad
 from unteach.errors import InputError
 from unteach.job import forget
+from unteach.job.inputs import Inputs
 from unteach.method.losses import LOSSES
 from unteach.settings import from_yaml
 
@@ -49,6 +50,15 @@ def test_the_method_is_chosen_from_what_is_given(case):
         assert chosen.chosen(keep=now_keep, base=now_base) == chosen
 
 
+def test_all_tokens_of_little_text_are_pulled():
+    """A quarter of a record's tokens would leave most of its names."""
+    assert Method().chosen(little=True).token_share == 1.0
+    assert Method(token_share=0.5).chosen(little=True).token_share == 0.5
+    some = Documents("d", ["two words"])
+    assert Inputs(None, None, some, some).little
+    assert not Inputs(None, None, Documents("d", ["two words"] * 1000), some).little
+
+
 def test_what_is_set_by_hand_stays():
     by_hand = Method(token_share=0.5, loops_every=0, alpha=2.0, anchor=0.5)
     for keep, base in itertools.product((False, True), repeat=2):
@@ -72,7 +82,7 @@ def test_models_and_texts_in_memory_choose_as_named_ones_do(monkeypatch):
     given = {"model": tiny_model("llama"), "tokenizer": small_tokenizer(), "documents": ["a"], "general_text": ["b"]}
     config = forget(**given, keep=["c"], base=tiny_model("llama"))
     assert (config.method.optimizer, config.method.loss, config.keep, config.base) == ("adamw", "match", "keep", "base")
-    assert forget(**given, config=ForgetConfig(model="m", keep="k", base="b")).method == Method().chosen()
+    assert forget(**given, config=ForgetConfig(model="m", keep="k", base="b")).method == Method().chosen(little=True)
     with pytest.raises(InputError, match="loss it needs base"):
         forget(**given, config=ForgetConfig(model="m", base="b", method=Method(loss="it")))
 

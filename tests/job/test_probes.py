@@ -2,6 +2,7 @@
 
 import pytest
 
+from personal_records import record
 from unteach.config import ForgetConfig, Method
 from unteach.corpora import micro
 from unteach.data import Documents
@@ -19,10 +20,10 @@ def texts(part, count):
     return Documents(part, micro.documents(part)[:count])
 
 
-def probes(*, watched=None, holdout=None, **settings):
+def probes(*, watched=None, holdout=None, count=6, **settings):
     config = ForgetConfig(model="micro:target", probes=8, **settings).chosen()
     tokenizer, general = load_tokenizer("micro:target"), texts("general", 4)
-    inputs = Inputs(None, tokenizer, texts("forget", 6), general, holdout=holdout)
+    inputs = Inputs(None, tokenizer, texts("forget", count), general, holdout=holdout)
     return run_probes(inputs, general, watched, config, 256, parity=watched is not None)
 
 
@@ -44,9 +45,52 @@ def test_own_documents_are_measured_on_what_was_given():
     assert probes(documents="x", watched=short).final.verbatim_retain == (), "too short for a passage"
 
 
-def rule_of(others=None, *, parity=False, before=BEFORE, **settings):
+@pytest.mark.parametrize("words", [[20], [75], [100, 20], [20, 40, 60, 80, 100], [30] * 12])
+def test_few_short_documents_are_cut_shorter_with_their_names(words):
+    """Each half watches every document, on passages of its own, and never-seen text is asked for as many names."""
+    tokenizer, general = load_tokenizer("micro:target"), texts("general", 40)
+    records = [" ".join(f"{record(100)} {record(number)}".split()[:count]) for number, count in enumerate(words)]
+    inputs = Inputs(None, tokenizer, Documents("records", records), general)
+    config = ForgetConfig(model="x", documents="records").chosen()
+    found = run_probes(inputs, general, None, config, 256, parity=False)
+    halves = [benchmark.verbatim_forget for benchmark in (found.start, found.final)]
+    for half, unseen in zip(halves, (found.start.verbatim_holdout, found.final.verbatim_holdout), strict=True):
+        passages, asked = [probe for probe in half if not probe.exact], [probe for probe in half if probe.exact]
+        assert {probe.document for probe in passages} == set(range(len(words)))
+        assert len(passages) >= 2
+        assert asked
+        assert len(half) <= config.probes
+        share, among = len(asked) / len(half), sum(probe.exact for probe in unseen) / len(unseen)
+        assert among == pytest.approx(share, abs=0.02)
+        assert len(unseen) >= len(half)
+    ends = [{(probe.document, len(probe.prompt_ids)) for probe in half if not probe.exact} for half in halves]
+    assert not ends[0] & ends[1]
+    assert "so few show" in found.few
+    assert found.few in found.final.notes
+
+
+def test_enough_documents_are_cut_as_ever():
+    found = probes(documents="x", count=70)
+    assert (found.few, found.final.notes) == ("", found.start.notes)
+    assert not any(probe.exact for probe in found.start.verbatim_forget)
+    assert min(len(probe.expected_ids) for probe in found.start.verbatim_forget) > 20
+
+
+def test_a_rule_on_few_passages_knows_its_interval():
+    """The mean of 8 passages may lie as far above never-seen text's as 8 never-seen ones do by chance."""
+    before = BEFORE | {"verbmem_holdout_high": 16.0}
+    assert rule_of(before=before, few=None).conditions[0].value == 12.0
+    few = rule_of(before=before, few=(4, 64))
+    assert few.conditions[0].value == 12 + 4 * 4
+    assert "12, and up to this for 4 of them by chance" in str(few)
+    assert rule_of(before=before, few=(4, 64), parity=True).conditions[0].value == 28
+    reference = {"reference": NEVER_SAW | {"verbmem_f_high": 25.0}}
+    assert rule_of(reference, before=before, few=(4, 64)).conditions[0].value == 25, "it has its own interval"
+
+
+def rule_of(others=None, *, parity=False, before=BEFORE, few=None, **settings):
     config = ForgetConfig(model="", **settings).chosen()
-    return stop_rule(config, before, others or {}, parity=parity, texts=(64, 64))
+    return stop_rule(config, before, others or {}, parity=parity, texts=(64, 64), few=few)
 
 
 def test_without_a_reference_a_run_stops_where_never_seen_text_is_recited():

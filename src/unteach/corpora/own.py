@@ -1,7 +1,10 @@
 """A benchmark from a user's own documents: probes are cut from them, questions are taken from a file."""
 
+import bisect
 import dataclasses
+import re
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,9 @@ from unteach.data.records import read_rows
 
 MINIMUM_TOKENS = 16
 """A piece of text shorter than this makes no probe and no membership text."""
+SHORT_PASSAGE = 8
+"""Tokens of the shortest prompt and of the shortest continuation that few documents are cut into."""
+_NAME = re.compile(r"[^\W\d_][\w'’-]*\w|\d[\d.,:/-]*\d|\d")
 
 
 def cut_probes(
@@ -27,6 +33,7 @@ def cut_probes(
     chunk_tokens: int | None = None,
     first_chunk: bool = False,
     later_passages: bool = False,
+    between_words: bool = False,
     seed: int = 0,
 ) -> tuple[Probe, ...]:
     """Cut verbatim probes out of documents, encoded as in training with the special tokens the tokenizer adds.
@@ -49,6 +56,7 @@ def cut_probes(
         first_chunk: only the first chunk of each document was learned (`document_mode` truncate).
         later_passages: where this gives fewer than `count`, also ask for what follows later in a chunk, with all of
             the chunk before it as the prompt: few documents then give many probes.
+        between_words: Cut every chunk from its beginning to its end into such passages, where words begin.
         seed: see `count`.
     """
     for name, value in (("count", count), ("prompt_tokens", prompt_tokens), ("expected_tokens", expected_tokens)):
@@ -59,19 +67,25 @@ def cut_probes(
     again = before if chunk_tokens else []  # begins the later chunks, too
     length = prompt_tokens + expected_tokens
     size = chunk_tokens or length
-    windows: list[tuple[float, int, int, list[int]]] = []
+    windows: list[tuple[float, int, int, list[int], int]] = []
     for number, bare in enumerate(_documents(documents).encode(tokenizer)):
         ids = [*before, *bare, *after]
         starts = [0, *range(size, len(ids), size - len(again))]
         ends = [*starts[1:], len(ids)]
         chunks = [(at, (again if at else []) + ids[at:end]) for at, end in zip(starts, ends, strict=True)]
         chunks = chunks[:1] if first_chunk else chunks
-        usable = [(at, chunk[:length]) for at, chunk in chunks if len(chunk[:length]) >= MINIMUM_TOKENS]
+        enough = [(at, chunk) for at, chunk in chunks if min(len(chunk), length) >= MINIMUM_TOKENS]
+        usable = [
+            (at, chunk[:length], max(1, min(len(chunk), length) * prompt_tokens // length)) for at, chunk in enough
+        ]
         later = [
-            (at, chunk[: stop + expected_tokens])
+            (at, chunk[: stop + expected_tokens], stop)
             for at, chunk in (chunks if later_passages else [])
             for stop in range(length, len(chunk) - expected_tokens + 1, expected_tokens)
         ]
+        if between_words:
+            cuts = [(at, chunk, _cuts(chunk, tokenizer, prompt_tokens, expected_tokens)) for at, chunk in enough]
+            usable, later = [], [(at, chunk[:end], cut) for at, chunk, places in cuts for cut, end in pairwise(places)]
         ranks, order = generator.permutation(len(usable)), generator.random()
         ranks = np.concatenate([ranks, len(usable) + generator.permutation(len(later))])
         windows += [(rank + order, number, *piece) for rank, piece in zip(ranks, usable + later, strict=True)]
@@ -80,12 +94,79 @@ def cut_probes(
         few = f"none of {len(documents)} documents has {MINIMUM_TOKENS} tokens at the given positions"
         raise ValueError(f"{few}: no verbatim probe can be cut; give longer documents")
     probes = []
-    for _, number, _, ids in chosen:
-        cut = max(1, len(ids) * prompt_tokens // length) if len(ids) <= length else len(ids) - expected_tokens
+    for _, number, _, ids, cut in chosen:
         prompt, expected = ids[:cut], ids[cut:]
         texts = decode(tokenizer, prompt), decode(tokenizer, expected)
         probes.append(Probe(*texts, prompt_ids=tuple(prompt), expected_ids=tuple(expected), document=number))
     return tuple(probes)
+
+
+def _cuts(ids: list[int], tokenizer: Any, prompt_tokens: int, expected_tokens: int) -> list[int]:
+    """Where a sequence is cut into passages of about so many tokens after the first prompt: where words begin."""
+
+    def begins_word(place: int) -> bool:
+        near = ids[max(0, place - 4) : place + 1]
+        return decode(tokenizer, near)[len(decode(tokenizer, near[:-1])) :][:1].isspace()
+
+    places = range(prompt_tokens, len(ids))
+    cuts: list[int] = []
+    for place in [place for place in places if begins_word(place)] or places:  # some scripts have no spaces
+        if not cuts or place - cuts[-1] >= expected_tokens:
+            cuts.append(place)
+    if len(cuts) > 1 and len(ids) - cuts[-1] < expected_tokens // 2:
+        del cuts[-1]  # the rest belongs to the last passage
+    return [*cuts, len(ids)]
+
+
+def short_passages(tokens: int, count: int) -> dict[str, Any]:
+    """Settings of `cut_probes` that cut `count` passages out of so many tokens, or fewer that are not too short."""
+    expected = max(SHORT_PASSAGE, tokens // count)
+    return {"prompt_tokens": SHORT_PASSAGE, "expected_tokens": expected, "between_words": True}
+
+
+def names_in(probe: Probe, tokenizer: Any) -> list[Probe]:
+    """The names and numbers in a passage as probes of their own, scored exactly: all that stands before is the prompt.
+
+    A name is a word with a capital inside a sentence. One that stands in its prompt already is no proof of memory and
+    is left out, and so is one that is not made of whole tokens.
+    """
+    ids = [*(probe.prompt_ids or ()), *(probe.expected_ids or ())]
+    first = len(probe.prompt_ids or ())
+    beginnings = [decode(tokenizer, ids[:end]) for end in range(first, len(ids) + 1)]
+    ends, text = [len(beginning) for beginning in beginnings], beginnings[-1]
+    found = []
+    for match in _NAME.finditer(text, ends[0]):
+        word, before = match.group(), text[: match.start()].rstrip()
+        starts_sentence = not before or before[-1] in ".!?" or "\n" in text[len(before) : match.start()]
+        if not word[0].isdigit() and (not word[0].isupper() or starts_sentence):
+            continue
+        cut, end = bisect.bisect_left(ends, len(before)), bisect.bisect_left(ends, match.end())
+        whole = beginnings[cut] == before and beginnings[end] == text[: match.end()]
+        if whole and cut < end and not re.search(rf"\b{re.escape(word)}\b", before):
+            prompt, expected = ids[: first + cut], ids[first + cut : first + end]
+            found.append(Probe(before, word, tuple(prompt), tuple(expected), probe.document, exact=True))
+    return found
+
+
+def with_names(probes: Sequence[Probe], tokenizer: Any, most: int, share: float | None = None) -> tuple[Probe, ...]:
+    """Passages with the names and numbers in them, `most` probes at most, of which a given share are names.
+
+    Names are guessed less often than words of a passage: what is compared must hold the same share of them. Without a
+    share, all passages stay.
+    """
+    names = [name for probe in probes for name in names_in(probe, tokenizer)]
+    if share is None:
+        passages, asked = min(most, len(probes)), max(0, min(len(names), most - len(probes)))
+    else:
+        most = min(most, int(len(names) / share) if share else most, int(len(probes) / (1 - share)))
+        asked = round(share * most)
+        passages = most - asked
+    return (*_spread(probes, passages), *_spread(names, asked))
+
+
+def _spread(probes: Sequence[Probe], count: int) -> list[Probe]:
+    """So many of the probes, evenly spread over them."""
+    return [probes[place * len(probes) // count] for place in range(count)]
 
 
 def _documents(texts: Documents | Sequence[str]) -> Documents:
@@ -100,7 +181,7 @@ def split_probes(probes: Sequence[Probe], seed: int = 0) -> tuple[tuple[Probe, .
     the others are recited still. Each half is in the order of `probes`; their sizes differ by one at most.
     """
     if len(probes) < 2:
-        raise ValueError(f"there are {len(probes)} probes: at least 2 are needed for two halves")
+        raise ValueError(f"there are {len(probes)} probes: at least 2 are needed; give documents of 20 words or more")
     generator = np.random.default_rng(seed)
     groups: dict[Any, list[int]] = {}
     for index, probe in enumerate(probes):

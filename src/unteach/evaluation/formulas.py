@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 RESAMPLES, _BLOCK = 2000, 4_000_000
 Interval = tuple[float | None, float | None]
 MINIMUM_UNITS, MINIMUM_CHARACTERS, MINIMUM_TRIGRAMS = 4, 24, 16
+FEW = 64
+"""Fewer items than this are few: noise is then allowed for, and said."""
 COPIES, LOOP_SHARE, DISTINCT_SHARE = 3, 1 / 3, 0.5
 """What counts as repetition, see `is_degenerate`."""
 
@@ -175,6 +177,14 @@ def mean_metric(
     values, scale = checked(scores, "scores"), 100.0 if unit == "percent" else 1.0
     low, high = bootstrap_ratio(values * scale, np.ones_like(values), seed=seed)
     return Metric(float(values.mean() * scale), low, high, len(values), higher_is_better, unit)
+
+
+def chance_level(value: float, high: float | None, items: int, few: int) -> float:
+    """What the mean of a `few` items reaches by chance: `value` and `high` are a mean of many like them and its bound.
+
+    The fewer the items, the wider the interval: as one over the root of their number.
+    """
+    return value if high is None else value + (high - value) * max(1.0, items / few) ** 0.5
 
 
 def bootstrap_ratio(numerators: ArrayLike, denominators: ArrayLike, *, seed: int = 0) -> Interval:

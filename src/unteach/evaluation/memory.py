@@ -26,7 +26,8 @@ def recite(
 
     As in MUSE: a prompt is encoded with the special tokens its tokenizer adds, `verbatim_tokens` tokens are generated,
     and the true continuation is cut to as many ids *with* its begin-of-text id, so that a perfect reciter scores just
-    under 1. Probes that carry token ids are used as they are, and generate as many tokens as they expect.
+    under 1. Probes that carry token ids are used as they are, and generate as many tokens as they expect; an
+    `exact` one scores 1 or 0.
 
     Returns:
         For each probe its `prompt`, `expected`, `output`, `score` (0 to 1) and whether it is `degenerate`; `cut`, how
@@ -39,7 +40,7 @@ def recite(
     limits = [len(probe.expected_ids) if probe.expected_ids else most for probe in probes]
     outputs, cuts = continue_prompts(model, tokenizer, prompts, limits, settings, batching)
     return [
-        _record(probe.prompt, decode(tokenizer, ids), output, cut, settings)
+        _record(probe.prompt, decode(tokenizer, ids), output, cut, settings, exact=probe.exact)
         for probe, ids, output, cut in zip(probes, true_ids, outputs, cuts, strict=True)
     ]
 
@@ -109,8 +110,11 @@ def continue_prompts(
     return [decode(tokenizer, ids) for ids in generated], cuts
 
 
-def _record(prompt: str, expected: str, output: str, cut: int, settings: MeasuringSettings) -> dict[str, Any]:
+def _record(
+    prompt: str, expected: str, output: str, cut: int, settings: MeasuringSettings, *, exact: bool = False
+) -> dict[str, Any]:
     score, repeats = rouge_l(expected, output, words=settings.words), is_degenerate(output)
+    score = float(score == 1) if exact else score
     record = {"prompt": prompt, "expected": expected, "output": output, "score": score, "degenerate": repeats}
     return record | {"cut": cut} if cut else record
 

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
-from unteach.evaluation.formulas import Metric
+from unteach.evaluation.formulas import FEW, Metric, chance_level
 from unteach.evaluation.metrics import LOSS_AUC, RAW_AUC, describe
 from unteach.writing import format_number
 
@@ -28,6 +28,7 @@ ASKED_OTHERWISE = (
     "the model answered almost none of them before: is this how it was asked in training? --question-template"
 )
 KEEP = "--keep, ten documents or more"
+HOLDOUT = "--holdout, never-seen documents like these (other text is told apart by its kind)"
 REFERENCE = "the reference model"
 TITLES = {
     "no longer recited": ("still recited", "recited"),
@@ -107,7 +108,8 @@ def judge(
     before, reference, base = before or {}, reference or {}, base or {}
     known = [(scores.get("knowmem_f"), whose) for scores, whose in ((reference, REFERENCE), (base, "the base model"))]
     unseen = [(scores.get("verbmem_holdout"), "never-seen text") for scores in (before, after)]
-    recited = [(reference.get("verbmem_f"), REFERENCE), *unseen]
+    passages = after["verbmem_f"].count if "verbmem_f" in after else 0
+    recited = [(_of_few(level, passages), who) for level, who in ((reference.get("verbmem_f"), REFERENCE), *unseen)]
     look = partial(_measured, after=after, before=before)
     return (
         _at_most(look("no longer recited", "verbmem_f", "--documents"), recited, "--reference or --holdout"),
@@ -154,11 +156,18 @@ def unanswered(before: Mapping[str, float]) -> list[str]:
     return [f"warning: {describe(name).title} {value:.1f}: {ASKED_OTHERWISE}" for name, value in few.items()]
 
 
+def _of_few(level: Metric | None, count: int) -> Metric | None:
+    """What text has that was never seen, with the wider interval that a mean of few passages like it has."""
+    if level is None or not 0 < count < FEW:
+        return level
+    return replace(level, high=chance_level(level.value, level.high, level.count, count))
+
+
 def _detectable(look: Callable[[str, str, str], Finding], reference: Scored) -> Finding:
     """Two-sided: text that is less likely than never-seen text gives itself away, too."""
     parts = []
     for metric, name in ((RAW_AUC, "by its least likely words"), (LOSS_AUC, "by its loss")):
-        found = look(name, metric, "--holdout")
+        found = look(name, metric, HOLDOUT)
         if found.value is not None:
             centre, source = (reference[metric].value, REFERENCE) if metric in reference else (0.5, "chance")
             inside = found.low is not None and found.high is not None and found.low <= centre <= found.high

@@ -25,6 +25,9 @@ MOST_NOTES = 20
 PIPED = "documents.jsonl"
 """Where a run keeps documents that came from standard input: a resumed run reads them there."""
 
+LITTLE = 2000
+"""Words under which every token of the documents is pulled, not only those that the model is least sure of."""
+
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
@@ -42,6 +45,11 @@ class Inputs:
     """A model that never saw the documents, whose scores the stop rule compares with."""
     base: Any = None
     """A model that never saw the documents, which the loss compares with."""
+
+    @property
+    def little(self) -> bool:
+        """Whether there is but little to forget."""
+        return sum(len(text.split()) for text in self.documents.texts) < LITTLE
 
     def __post_init__(self) -> None:
         for option in ("model", "reference", "base"):

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from unteach.config import ForgetConfig
-from unteach.corpora import Benchmark, micro
-from unteach.corpora.own import MINIMUM_TOKENS, cut_probes, own_benchmark, read_questions, split_probes
+from unteach.corpora import Benchmark, Probe, micro
+from unteach.corpora.own import (
+    MINIMUM_TOKENS,
+    cut_probes,
+    own_benchmark,
+    read_questions,
+    short_passages,
+    split_probes,
+    with_names,
+)
 from unteach.data import Documents, special_ids
+from unteach.evaluation.formulas import FEW, chance_level
 from unteach.evaluation.metrics import RAW_AUC
 from unteach.job.inputs import Inputs
 from unteach.training.stopping import Condition, StopRule, parse_rule
@@ -43,6 +52,13 @@ class Probes:
     """Before the first step: what the stop rule measures, and what it compares with."""
     final: Benchmark
     """Before and after the run."""
+    few: str = ""
+    """What the passages can show, where they are few."""
+
+    @property
+    def few_passages(self) -> tuple[int, int] | None:
+        """How many passages of the documents and of never-seen ones a stop rule compares, where they are few."""
+        return (len(self.start.verbatim_forget), len(self.start.verbatim_holdout)) if self.few else None
 
     @property
     def stop(self) -> Benchmark:
@@ -97,6 +113,9 @@ def run_probes(
         "first_chunk": config.document_mode == "truncate",
         "seed": config.seed,
     }
+    few = len(cut_probes(documents, tokenizer, **sizes, count=FEW, later_passages=True)) < FEW
+    if few:
+        sizes |= short_passages(sum(lengths), FEW)
     whole = own_benchmark(
         tokenizer,
         documents,
@@ -121,7 +140,25 @@ def run_probes(
     unseen = cut_probes(never_seen, tokenizer, **sizes)
     stop = dataclasses.replace(whole, verbatim_forget=first, verbatim_holdout=unseen)
     final = dataclasses.replace(whole, verbatim_forget=second)
-    return Probes(_cheap(stop, config, parity=parity, detectable=detectable), final)
+    said = ""
+    if few:
+        many = cut_probes(never_seen, tokenizer, **sizes | {"count": 8 * config.probes, "first_chunk": True})
+        stop, final = (_with_names(half, many, tokenizer, config.probes) for half in (stop, final))
+        said = final.notes[-1]
+    return Probes(_cheap(stop, config, parity=parity, detectable=detectable), final, said)
+
+
+def _with_names(half: Benchmark, unseen: Sequence[Probe], tokenizer: Any, most: int) -> Benchmark:
+    """A benchmark of few passages with the names in them, and never-seen passages with as large a share of names."""
+    asked = with_names(half.verbatim_forget, tokenizer, most)
+    names = sum(probe.exact for probe in asked)
+    alike = with_names(unseen, tokenizer, most, names / len(asked))
+    few = len({probe.document for probe in asked})
+    note = (
+        f"recital is measured on {len(asked) - names} short passages of {few} document{'s' * (few > 1)} and {names} "
+        f"names and numbers in them: so few show whether the text is recited, not every trace of it"
+    )
+    return dataclasses.replace(half, verbatim_forget=asked, verbatim_holdout=alike, notes=(*half.notes, note))
 
 
 def _cheap(benchmark: Benchmark, config: ForgetConfig, *, parity: bool, detectable: bool) -> Benchmark:
@@ -151,6 +188,7 @@ def stop_rule(
     *,
     parity: bool,
     texts: tuple[int, int],
+    few: tuple[int, int] | None = None,
 ) -> StopRule:
     """The rule that the config names, or that the documents are where never-seen ones are.
 
@@ -160,6 +198,8 @@ def stop_rule(
         others: Scores of the ``reference`` and of the ``base`` model, where there are any.
         parity: Whether membership and knowledge count, too, as far as they were measured.
         texts: How many forget and holdout texts the membership AUC compares.
+        few: Where there are few, how many passages of the forget documents and of never-seen ones are continued: their
+            mean may lie as high as that of so few never-seen ones does by chance.
     """
     if config.stop.metric:
         return parse_rule(config.stop.metric, before, others)
@@ -168,7 +208,10 @@ def stop_rule(
     high = before.get("verbmem_holdout_high", value)
     if reference is not None:
         value, why = reference["verbmem_f"], "the reference model's"
-        high = reference.get("verbmem_f_high", value)
+        high, few = reference.get("verbmem_f_high", value), few and (few[0], few[0])
+    if few:
+        why = f"{why}: {value:.3g}, and up to this for {few[0]} of them by chance"
+        value = high = chance_level(value, high, few[1], few[0])
     if not parity:
         looping = before["degenerate"] + MORE_DEGENERATE if config.method.loops_every else None  # else it may not fall
         return StopRule((Condition("verbmem_f", "<=", value, why),), looping)

@@ -97,8 +97,9 @@ def run_forget(
             raise InputError(f"max_steps is {max_steps}: it was {config.max_steps}, and a resume may only raise it")
         config = dataclasses.replace(config, max_steps=max_steps or config.max_steps)
     check_start(config, resume or finish)
-    config = config.chosen()
-    return ForgetJob(read_inputs(config), config, out, resume or finish, finish, say, shared, measurements).run()
+    inputs = read_inputs(config)
+    config = config.chosen(little=inputs.little)
+    return ForgetJob(inputs, config, out, resume or finish, finish, say, shared, measurements).run()
 
 
 def forget(
@@ -132,7 +133,7 @@ def forget(
     source = config.model or str(getattr(model, "name_or_path", "") or "model")
     named_keep = None if keep is None else config.keep or "keep"
     named_base = None if base is None else config.base or "base"
-    config = dataclasses.replace(config, model=source, keep=named_keep, base=named_base).chosen()
+    config = dataclasses.replace(config, model=source, keep=named_keep, base=named_base)
     model.eval()  # dropout would set student and teacher apart
     inputs = Inputs(
         model,
@@ -144,7 +145,7 @@ def forget(
         reference=reference,
         base=base,
     )
-    return ForgetJob(inputs, config, Path(config.out) if config.out else None).run()
+    return ForgetJob(inputs, config.chosen(little=inputs.little), Path(config.out) if config.out else None).run()
 
 
 class ForgetJob:
@@ -256,6 +257,8 @@ class ForgetJob:
             self.probes = run_probes(inputs, heldout, watched, config, max_tokens, parity=self.parity)
         except ValueError as error:  # no passage can be cut from what was given
             raise InputError(f"documents is {inputs.documents.name!r}: {error}") from None
+        if self.probes.few:
+            self.say(f"few:     {self.probes.few}")
         if config.stop.metric:
             known = {} if inputs.reference is None else {"reference": dict.fromkeys(self.probes.names(), 0.0)}
             parse_rule(config.stop.metric, self.probes.names(), known)  # a wrong rule is refused before any work
@@ -295,7 +298,7 @@ class ForgetJob:
             others["reference"] = self.compared("reference", inputs.reference, probes.stop)
             self.reference_scores = self.final_scores("reference", inputs.reference, None)
         compared = len(probes.stop.membership_forget), len(probes.stop.membership_holdout)
-        self.rule = stop_rule(config, before, others, parity=self.parity, texts=compared)
+        self.rule = stop_rule(config, before, others, parity=self.parity, texts=compared, few=probes.few_passages)
         self.say(f"stops at {self.rule}")
         if not (self.folder.path / STOP_SCORES).exists():
             self.folder.add_line(STOP_SCORES, {"step": 0} | before)

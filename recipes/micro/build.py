@@ -52,7 +52,8 @@ def _probe_rows(tokenizer: Any, group: str) -> list[dict[str, Any]]:
     places = _places_in_halves(group)
     made = probes(tokenizer, group)
     return [
-        {"group": group, "place_in_half": places[number], **dataclasses.asdict(probe)}
+        {"group": group, "place_in_half": places[number]}
+        | {name: value for name, value in dataclasses.asdict(probe).items() if name != "exact"}  # none is
         for probe in made
         if (number := probe.document) is not None
     ]

@@ -264,6 +264,10 @@ def _finish(options: FinishOptions, others: dict[str, str]) -> int:
     from unteach.settings import from_yaml
 
     run = Path(options.run)
+    if (run / "result.json").exists():
+        content = json.loads((run / "result.json").read_text(encoding="utf-8"))
+        _show(content, [f"{run} has ended already: {content['stop']['reason']}"], others)
+        return DONE if content["forgotten"] else UNMET
     config = from_yaml(ForgetConfig, run / "config.yaml", out=options.run)
     with saying_how_to_go_on(run):
         result = run_forget(config, finish=True)

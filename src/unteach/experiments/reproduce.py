@@ -214,8 +214,9 @@ def _only(cells: list[Cell], only: str) -> list[Cell]:
 
 
 def _say(line: str) -> None:
-    """A line for people, on stderr."""
-    print(line, file=sys.stderr, flush=True)
+    """A line for people, on stderr; in one write, so that those of several workers do not mix."""
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
 
 
 def number_of_jobs(options: ReproduceOptions, missing: int) -> int:

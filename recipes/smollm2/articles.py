@@ -38,6 +38,7 @@ from unteach.models import context_length, load_model, load_tokenizer
 from unteach.training.finetune import add_nll_gradient, finetune, text_optimizer
 from unteach.writing import markdown_table, write_whole
 
+from . import exit_status
 from .convert import save_folder
 
 __all__ = ["Settings", "articles", "choose_articles", "learn", "main", "split_texts", "table"]
@@ -322,12 +323,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", default="auto")
     given = vars(parser.parse_args(arguments))
     model, source, out, general = (given.pop(name) for name in ("model", "articles", "out", "general"))
-    try:
-        articles(model, source, out, general, Settings(**given | {"seeds": tuple(given.pop("seeds"))}))
-    except (OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    settings = Settings(**given | {"seeds": tuple(given.pop("seeds"))})
+
+    def run() -> None:
+        articles(model, source, out, general, settings)
+
+    return exit_status(run)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from . import exit_status
+
 
 def convert(source: str | Path, out: str | Path) -> Path:
     """Write the model of a GGUF file as a Hugging Face folder: float32 safetensors, configuration, tokenizer.
@@ -76,12 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("gguf")
     parser.add_argument("out")
     given = parser.parse_args(arguments)
-    try:
-        print(f"converted to {convert(given.gguf, given.out)}")
-    except (OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return exit_status(lambda: print(f"converted to {convert(given.gguf, given.out)}"))
 
 
 if __name__ == "__main__":

@@ -40,6 +40,7 @@ from unteach.models.precision import precision_of_pass
 from unteach.training.finetune import add_nll_gradient, finetune, text_optimizer
 from unteach.training.passes import hidden_states, in_micro_batches
 
+from . import exit_status
 from .articles import measure, say, split_texts, write_json
 from .convert import save_folder
 from .difference import add_difference, write_difference
@@ -225,6 +226,7 @@ def build(
         raise ValueError(f"out is {str(out)!r}, which was made with other settings: give a new folder")
     content["settings"] = made_with
     device = resolved_device(settings.device)
+    others = read_documents(str(fresh), option="fresh").texts if fresh else ()
     for name, documents in (("target", [*forget, *retain]), ("retrained", retain)):
         if name in content and (out / name).exists():
             continue
@@ -242,7 +244,6 @@ def build(
         if name == "retrained":  # as many passes over the retain documents as the target made over all of its own
             steps = max(1, round(content["target"]["steps"] * len(retain) / (len(retain) + len(forget))))
         held_to = load_model(model, device=device)[0] if settings.hold else None
-        others = read_documents(str(fresh), option="fresh").texts if fresh else ()
         done = learn(
             network, tokenizer, documents, learned, settings, check=check, steps=steps, base=held_to, fresh=others
         )
@@ -276,12 +277,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.add_argument(f"--{field.name.replace('_', '-')}", type=kind, default=field.default)
     given = vars(parser.parse_args(arguments))
     places = {name: given.pop(name) for name in ("model", "out", "data", "general", "fresh")}
-    try:
+
+    def run() -> int:
         content = build(settings=Settings(**given), **places)
-    except (OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0 if all(all(content[name]["reached"].values()) for name in ("target", "retrained")) else 1
+        return 0 if all(all(content[name]["reached"].values()) for name in ("target", "retrained")) else 1
+
+    return exit_status(run)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,8 @@ from pathlib import Path
 from unteach.corpora.catalog import named_benchmark
 from unteach.data.records import write_texts
 
+from . import exit_status
+
 SHORTEST, EXCERPT = 1200, 2000
 """Characters of an article, at least, and of a membership text, at most."""
 
@@ -53,15 +55,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     entry = named_benchmark("muse-news")
     assert entry.documents is not None
     assert entry.retain is not None
-    try:
-        for name, texts in choose(entry.documents(given.data), entry.retain(given.data)).items():
+    read_forget, read_retain = entry.documents, entry.retain
+
+    def run() -> None:
+        for name, texts in choose(read_forget(given.data), read_retain(given.data)).items():
             (given.out / name).parent.mkdir(parents=True, exist_ok=True)
             write_texts(given.out / f"{name}.jsonl", texts)
             print(f"{name}.jsonl: {len(texts)} texts")
-    except (OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+
+    return exit_status(run)
 
 
 if __name__ == "__main__":

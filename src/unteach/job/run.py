@@ -97,9 +97,7 @@ def run_forget(
             raise InputError(f"max_steps is {max_steps}: it was {config.max_steps}, and a resume may only raise it")
         config = dataclasses.replace(config, max_steps=max_steps or config.max_steps)
     check_start(config, resume or finish)
-    inputs = read_inputs(config)
-    config = config.chosen(little=inputs.little)
-    return ForgetJob(inputs, config, out, resume or finish, finish, say, shared, measurements).run()
+    return ForgetJob(read_inputs(config), config, out, resume or finish, finish, say, shared, measurements).run()
 
 
 def forget(
@@ -145,7 +143,7 @@ def forget(
         reference=reference,
         base=base,
     )
-    return ForgetJob(inputs, config.chosen(little=inputs.little), Path(config.out) if config.out else None).run()
+    return ForgetJob(inputs, config, Path(config.out) if config.out else None).run()
 
 
 class ForgetJob:
@@ -162,7 +160,7 @@ class ForgetJob:
         shared: MeasuredOnce | None = None,
         measurements: Collection[str] | None = None,
     ) -> None:
-        self.inputs, self.config, self.out = inputs.in_form_of_model(), config, out
+        self.inputs, self.config, self.out = inputs.in_form_of_model(), config.chosen(little=inputs.little), out
         self.resume, self.finish, self.measurements = resume, finish, measurements
         self.show = say or functools.partial(print, file=sys.stderr)
         self.shared = shared or SharedScores().measured_once

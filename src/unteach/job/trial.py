@@ -80,7 +80,7 @@ def read_only(config: ForgetConfig, why_not: str, resume: bool = False) -> Trial
 def try_run(config: ForgetConfig, resume: bool = False) -> Trial:
     """Begin a run as ``run_forget`` does, write nothing, and end after a few steps."""
     check_start(config, resume, alone=True)
-    config, said = config.chosen(), list[str]()
+    said = list[str]()
     job = ForgetJob(read_inputs(config), config, None, say=said.append)
     began, rows = time.perf_counter(), list[dict[str, Any]]()
     with RunFolder(None, False, job.shared) as job.folder:  # a temporary one

@@ -69,7 +69,8 @@ def naive_quadratic(difference, probabilities):
 def naive_match(logits, labels, mask, base_logits, pull="softplus", margin=0.0):
     odds, base_odds = (p / (1 - p) for p in (token_log_probs(h, labels).exp() for h in (logits, base_logits)))
     excess = torch.log(odds / base_odds) - margin
-    pulled = torch.log(1 + excess.exp()) if pull == "softplus" else excess * (excess > 0)
+    pulls = {"softplus": lambda x: torch.log(1 + x.exp()), "gate": lambda x: x * (x > 0)}
+    pulled = pulls.get(pull, lambda x: (1 + x**2).sqrt() - 1)(excess)
     return token_mean(pulled, mask) + naive_kl(base_logits, logits, mask)
 
 
@@ -138,6 +139,9 @@ def _exact(name, row, label, base_row, hyper):
         pulled, strength = mpmath.log(1 + odds), odds / (1 + odds)
         if hyper["pull"] == "gate":
             pulled, strength = max(excess, mpmath.mpf(0)), mpmath.mpf(int(excess > 0))
+        elif hyper["pull"] == "parity":
+            root = mpmath.sqrt(1 + excess**2)
+            pulled, strength = root - 1, excess / root
         value, gradient = exact_divergence("kl_reverse", row, base_row)
         away = [1 if j == label else -pj / (1 - p[label]) for j, pj in enumerate(p)]
         return value + pulled, [g + strength * a for g, a in zip(gradient, away, strict=True)]
@@ -169,17 +173,17 @@ def exact_divergence(name, row, teacher_row):
 RELATIVE = {torch.float64: 1e-10, torch.float32: 1e-5}
 
 
-def assert_matches_exact(value, gradient, exact_value, exact_gradient, absolute=0.0):
+def assert_matches_exact(value, gradient, exact_value, exact_gradient, absolute=0.0, in_gradient=0.0):
     """Compare with mpmath, relative to the value and to the gradient's norm; below the dtype's range is zero.
 
-    ``absolute``: as many roundings of 1 are allowed in the value besides.
+    ``absolute`` and ``in_gradient``: as many roundings of 1 are allowed in the value and the gradient besides.
     """
     tolerance, smallest = RELATIVE[value.dtype], torch.finfo(value.dtype).tiny
-    allowed = 4 * smallest + absolute * torch.finfo(value.dtype).eps
+    allowed, in_norm = (4 * smallest + n * torch.finfo(value.dtype).eps for n in (absolute, in_gradient))
     with mpmath.workdps(40):
         assert abs(mpmath.mpf(value.item()) - exact_value) <= tolerance * abs(exact_value) + allowed
         gap = mpmath.norm([mpmath.mpf(g) - e for g, e in zip(gradient.flatten().tolist(), exact_gradient, strict=True)])
-        assert gap <= tolerance * mpmath.norm(exact_gradient) + 4 * smallest
+        assert gap <= tolerance * mpmath.norm(exact_gradient) + in_norm
 
 
 # Rows (logits, other logits) of the extremes; the label is entry 0.

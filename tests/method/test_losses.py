@@ -13,7 +13,8 @@ from unteach.method.losses import token_log_odds
 DTYPES = [torch.float64, torch.float32]
 GATE = {"pull": "gate"}
 NAMES = [*unteach.LOSSES, *unteach.DIVERGENCES]
-EVERY_FORM = [*((name, {}) for name in NAMES), ("match", GATE), ("match", {"margin": 0.5})]
+PARITY = {"pull": "parity"}
+EVERY_FORM = [*((name, {}) for name in NAMES), ("match", GATE), ("match", PARITY), ("match", {"margin": 0.5})]
 ONE = torch.zeros(1, 1, dtype=torch.long), torch.ones(1, 1, dtype=torch.bool)
 """The label and the mask of a single token."""
 
@@ -59,6 +60,7 @@ HAND_CASES = {
         ({"pull": "gate"}, FORWARD + math.log(3) / 2),
         ({"margin": math.log(2)}, FORWARD + (math.log(5 / 2) + math.log(9 / 8)) / 2),
         ({"pull": "gate", "margin": math.log(2)}, FORWARD + math.log(3 / 2) / 2),
+        ({"pull": "parity"}, FORWARD + (math.hypot(1, math.log(3)) + math.hypot(1, math.log(4)) - 2) / 2),
     ],
 }
 
@@ -106,13 +108,14 @@ def test_extremes_match_mpmath(name, hyper, rows, dtype):
     row, base_row = EXTREME_ROWS[rows]
     logits, base = (torch.tensor([[r]], dtype=dtype) for r in (row, base_row))
     value, gradient = value_and_gradient(name, logits, *ONE, base, **hyper)
-    roundings = 4 if hyper == GATE else 0  # at parity it is zero by cancellation, with a kink that nothing rests on
-    assert_matches_exact(value, gradient, *exact(name, row, 0, base_row, **hyper), absolute=roundings)
+    # at parity it is zero by cancellation: by the gate with a kink that nothing rests on, else with its pull
+    roundings, in_pull = 4 if "pull" in hyper else 0, 4 if hyper == PARITY else 0
+    assert_matches_exact(value, gradient, *exact(name, row, 0, base_row, **hyper), roundings, in_pull)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows", list(PARITY_ROWS))
-@pytest.mark.parametrize("hyper", [{}, GATE, {"margin": 0.5}])
+@pytest.mark.parametrize("hyper", [{}, GATE, PARITY, {"margin": 0.5}])
 def test_match_rounds_nothing_away_where_two_large_log_odds_nearly_agree(hyper, rows, dtype):
     row, base_row = PARITY_ROWS[rows]
     logits, base = (torch.tensor([r], dtype=dtype) for r in (row, base_row))
@@ -213,14 +216,15 @@ def test_match_pulls_at_both_ends_where_others_have_nothing_left():
         labels, mask = torch.zeros(1, 2, dtype=torch.long), torch.ones(1, 2, dtype=torch.bool)
         return (2 * value_and_gradient(name, rows, labels, mask, base, **hyper)[1][0]).norm(dim=-1).tolist()
 
-    assert all(norm > 0.999 for norm in [*norms("match"), *norms("match", pull="gate")])
+    assert all(norm > 0.999 for norm in [*norms("match"), *norms("match", pull="gate"), *norms("match", pull="parity")])
     assert norms("nlul")[1] < 1e-4, "vanished where the token is unlikely"
     assert norms("it_forward")[1] < 1e-4
     assert norms("it")[0] < 1e-4, "vanished where it is memorised"
 
 
 @pytest.mark.parametrize(
-    ("hyper", "low", "high"), [(GATE, -0.15, 0.02), ({}, -20.0, -1.0), (GATE | {"margin": 1.0}, 0, 1)]
+    ("hyper", "low", "high"),
+    [(GATE, -0.15, 0.02), (PARITY, -0.02, 0.02), ({}, -20.0, -1.0), (GATE | {"margin": 1.0}, 0, 1)],
 )
 def test_descent_on_match_ends_at_parity_by_the_gate_and_below_it_without(hyper, low, high):
     logits, base = (torch.tensor([r], dtype=torch.float64) for r in ([8.0, 0.0, 1.0, -1.0], [-2.0, 0.5, 1.0, -0.5]))
@@ -271,7 +275,7 @@ def test_wrong_input_says_what_to_change():
     problem("tolerance is -1: it must be zero or positive", tolerance=-1)
     problem("beta is 0: it must be positive", name="npo", base_logits=base, beta=0)
     problem("ratio is 'median': it must be 'sum' or 'mean'", name="npo", base_logits=base, ratio="median")
-    problem("pull is 'hinge': it must be 'softplus' or 'gate'", name="match", base_logits=base, pull="hinge")
+    problem("pull is 'hinge': it must be 'softplus', 'gate' or 'parity'", name="match", base_logits=base, pull="hinge")
 
 
 def test_registry_entries_are_complete():

@@ -296,6 +296,10 @@ def test_anchored_adamw_is_adamw_with_clipping_and_warm_up():
         rates.append(anchored.param_groups[0]["lr"])
     torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-7)
     assert rates == pytest.approx([0.01, 0.01, 0.01, 0.01, 0.04, 0.07, 0.1, 0.1, 0.1, 0.1])
+    cooling = AnchoredAdamW([mine], lr=0.1, warmup=1, cooldown=4)
+    assert [cooling.learning_rate(n) for n in range(8)] == pytest.approx(
+        [0.01, 0.01, 0.1, 0.0775, 0.055, 0.0325, 0.01, 0.01]
+    )
     with anchored.teacher_weights():
         assert torch.equal(mine, torch.ones(5))
         with pytest.raises(RuntimeError, match="inside teacher_weights"):

@@ -260,11 +260,12 @@ def match(
     to what a model gives them that never saw them. The second term, gradient p - p_base, keeps the text fluent.
 
     ``pull`` is φ: ``"softplus"``, log(1 + eˣ), whose pull at parity is still ½, so that its minimum lies below the
-    reference, or ``"gate"``, max(0, x), whose pull ends there at once. It goes only down to ``margin`` nats of log-odds
-    above the reference.
+    reference; ``"gate"``, max(0, x), whose pull ends there at once; ``"parity"``, √(1 + x²) - 1, whose pull x/√(1 + x²)
+    fades out there and turns back what has gone too far. It goes only down to ``margin`` nats of log-odds above the
+    reference.
     """
-    if pull not in ("softplus", "gate"):
-        raise ValueError(f"pull is {pull!r}: it must be 'softplus' or 'gate'")
+    if pull not in ("softplus", "gate", "parity"):
+        raise ValueError(f"pull is {pull!r}: it must be 'softplus', 'gate' or 'parity'")
     (own, others), (base_own, base_others) = (_log_odds_parts(h, labels) for h in (logits, base_logits))
     weights = others.exp()
     total = weights.sum(-1, keepdim=True)
@@ -273,8 +274,11 @@ def match(
     value, gradient = divergences.kl_reverse_rows(logits, base_logits)
     if pull == "softplus":
         value, strength = value - logsigmoid(-excess), excess.sigmoid()
-    else:
+    elif pull == "gate":
         value, strength = value + excess.clamp(min=0.0), (excess > 0).to(logits.dtype)
+    else:
+        root = torch.hypot(excess, torch.ones_like(excess))
+        value, strength = value + excess * (excess / (root + 1)), excess / root  # √(1 + x²) - 1 without cancellation
     strength = strength.unsqueeze(-1)
     gradient = gradient - weights.mul_(strength / total)
     return value, gradient.scatter_add(-1, labels.unsqueeze(-1), strength)

@@ -151,7 +151,8 @@ def forget_term(model: Any, pull: Pull, part: int) -> tuple[Tensor, Tensor, int]
         seen, base_seen = _only(chosen, hidden), _only(chosen, base_hidden)
         value = loss.function(seen, **({} if base_seen is None else {"base_hidden": base_seen}), **pull.options)
         return value, value.detach() * torch.nan, len(seen)
-    log_odds = token_log_odds(hidden, labels, Head.of(model))
+    with torch.set_grad_enabled(loss.rows is None):  # else the rows themselves have the gradient
+        log_odds = token_log_odds(hidden, labels, Head.of(model))
     nll = -torch.nn.functional.logsigmoid(log_odds.detach()).mean()
     if loss.rows is not None:
         hidden, labels, base_hidden = _only(chosen, hidden), _only(chosen, labels), _only(chosen, base_hidden)

@@ -4,13 +4,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test test-slow lint format benchmarks clean
+.PHONY: demo test coverage test-slow lint format benchmarks clean
 
 demo: $(INSTALLED)  ## unlearn the embedded model on this machine
 	rm -rf demo
 	$(BIN)/unteach demo demo
 
-test: $(INSTALLED)  ## the suite, with coverage of src
+test: $(INSTALLED)  ## the suite
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" --numprocesses auto --dist loadfile
+
+coverage: $(INSTALLED)  ## the same, and which lines of src it runs
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" --numprocesses auto --dist loadfile --cov --cov-report=term
 
 test-slow: $(INSTALLED)  ## the few tests of ten seconds and more: kill -9, signals, training the embedded models

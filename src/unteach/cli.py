@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import importlib.util
-import io
 import json
-import logging
 import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, redirect_stderr
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TextIO
+from typing import TYPE_CHECKING, Any, Literal
 
 from unteach import __version__
 from unteach.errors import InputError, Interrupted
+from unteach.writing import verbosity
 
 if TYPE_CHECKING:
     from unteach.config import ForgetConfig
@@ -56,8 +54,8 @@ class Command:
     run: Callable[[Any, dict[str, str]], int] | None = None
     """Takes the options, and what was given of ``other_flags``; gives back the exit status."""
     other_flags: tuple[str, ...] = EVERYWHERE
-    show: Callable[[dict[str, Any]], None] = lambda result: None
-    """Prints the result for people."""
+    show: Callable[[dict[str, Any]], None] | None = None
+    """Prints the result for people; without it the module's own ``show`` does, where it has one."""
 
     def kind(self) -> type:
         """The dataclass of the options."""
@@ -84,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise InputError(f"unknown command {arguments[0]!r}: choose one of {', '.join(COMMANDS)}")
         if _under_torchrun() and arguments[0] not in ("forget", "finish"):
             raise InputError(f"{arguments[0]} runs on one process: start it without torchrun, which is for forget")
-        with _verbosity(arguments):
+        with verbosity(arguments):
             status = _run(arguments[0], arguments[1:])
         _leave()
     except InputError as error:
@@ -112,39 +110,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"unteach: {type(error).__name__}: {error} (--verbose shows where)", file=sys.stderr)
         return FAILED
     return status
-
-
-@contextmanager
-def _verbosity(arguments: Sequence[str]) -> Iterator[None]:
-    """``--quiet``: of what goes to stderr only warnings are shown. ``--verbose``: also what is logged."""
-    if {"--quiet", "--verbose"} <= set(arguments):
-        raise InputError("--quiet and --verbose are both given: give one of them")
-    logger, handler = logging.getLogger("unteach"), logging.StreamHandler()
-    level = logger.level
-    if "--verbose" in arguments:
-        logger.setLevel(logging.DEBUG)
-        logger.addHandler(handler)
-    try:
-        with redirect_stderr(_OnlyWarnings(sys.stderr)) if "--quiet" in arguments else nullcontext():
-            yield
-    finally:
-        logger.setLevel(level)
-        logger.removeHandler(handler)
-
-
-class _OnlyWarnings(io.TextIOBase):
-    """Passes on the lines that warn."""
-
-    def __init__(self, to: TextIO) -> None:
-        self._to, self._line = to, ""
-
-    def write(self, text: str) -> int:
-        """Take some text."""
-        *lines, self._line = (self._line + text).split("\n")
-        for line in lines:
-            if "warning" in line.lower():
-                print(line, file=self._to, flush=True)
-        return len(text)
 
 
 def _under_torchrun() -> bool:
@@ -195,15 +160,16 @@ def _run(name: str, arguments: list[str]) -> int:
             raise
     if command.run is not None:
         return command.run(options, others)
+    module = sys.modules[kind.__module__]
     try:
-        result = sys.modules[kind.__module__].run(options)
+        result = module.run(options)
     except ValueError as error:  # commands name wrong input by ValueErrors, one line per problem
         raise InputError(str(error).splitlines()) from error
     if options.json:
         print(json.dumps(result, ensure_ascii=False))
-    else:
-        command.show(result)
-    return DONE
+    elif show := command.show or getattr(module, "show", None):
+        show(result)
+    return result.get("status", DONE)
 
 
 def take_flags(arguments: Sequence[str], flags: Sequence[str]) -> tuple[dict[str, str], list[str]]:
@@ -329,18 +295,6 @@ def _show(content: dict[str, Any], lines: Sequence[str], others: dict[str, str])
     print(json.dumps(content, ensure_ascii=False) if "--json" in others else "\n".join(lines))
 
 
-def _show_scores(result: dict[str, Any]) -> None:
-    from rich.console import Console
-
-    from unteach.evaluation.command import as_table
-
-    console = Console()
-    console.print(as_table(result))
-    for scores in result["results"]:
-        for note in scores["notes"]:
-            console.print(f"{scores['name']}: {note}", markup=False, highlight=False)
-
-
 _FORGET = "unteach forget micro:target --documents micro:forget --out run/"
 COMMANDS = {
     "forget": Command(
@@ -372,7 +326,6 @@ COMMANDS = {
         "Measure what models recite, know and leak.",
         "unteach evaluate MODEL... [flags]",
         ("unteach evaluate micro:target --limit 4 --out scores.json",),
-        show=_show_scores,
     ),
     "report": Command(
         "unteach.report.page:ReportOptions",

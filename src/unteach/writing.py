@@ -1,12 +1,20 @@
-"""How things are written: files whole or not at all, tables that read well as text, numbers for people."""
+"""How things are written: files whole or not at all, tables that read well as text, numbers for people; and how much
+of it the terminal shows."""
 
 from __future__ import annotations
 
+import io
+import logging
 import os
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stderr
 from pathlib import Path
+from typing import TextIO
 
-__all__ = ["format_number", "in_words", "markdown_table", "write_whole"]
+from unteach.errors import InputError
+
+__all__ = ["format_number", "in_words", "markdown_table", "verbosity", "write_whole"]
 
 WORDS = {
     "mt": "mean teacher", "mean_teacher": "mean teacher", "adamw": "AdamW", "sgd": "SGD",
@@ -51,3 +59,36 @@ def format_number(value: float | None, decimals: int = 1) -> str:
 def in_words(parts: Sequence[str]) -> str:
     """A method by its optimizer, loss and divergence, for people; empty where a part has no words."""
     return ", ".join(WORDS[part] for part in parts) if set(parts) <= set(WORDS) else ""
+
+
+@contextmanager
+def verbosity(arguments: Sequence[str]) -> Iterator[None]:
+    """``--quiet``: of what goes to stderr only warnings are shown. ``--verbose``: also what is logged."""
+    if {"--quiet", "--verbose"} <= set(arguments):
+        raise InputError("--quiet and --verbose are both given: give one of them")
+    logger, handler = logging.getLogger("unteach"), logging.StreamHandler()
+    level = logger.level
+    if "--verbose" in arguments:
+        logger.setLevel(logging.DEBUG)
+        logger.addHandler(handler)
+    try:
+        with redirect_stderr(_OnlyWarnings(sys.stderr)) if "--quiet" in arguments else nullcontext():
+            yield
+    finally:
+        logger.setLevel(level)
+        logger.removeHandler(handler)
+
+
+class _OnlyWarnings(io.TextIOBase):
+    """Passes on the lines that warn."""
+
+    def __init__(self, to: TextIO) -> None:
+        self._to, self._line = to, ""
+
+    def write(self, text: str) -> int:
+        """Take some text."""
+        *lines, self._line = (self._line + text).split("\n")
+        for line in lines:
+            if "warning" in line.lower():
+                print(line, file=self._to, flush=True)
+        return len(text)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from rich.console import Console
 from rich.table import Table
 
 from unteach.config import resolved_device, template_problems
@@ -270,6 +271,15 @@ def hash_weights(folder: Path) -> str:
         with (folder / file).open("rb") as stream:
             digest.update(hashlib.file_digest(stream, "sha256").digest())
     return digest.hexdigest()
+
+
+def show(content: dict[str, Any]) -> None:
+    """Print the scores for people: the table, and what a reader must know of each model's."""
+    console = Console()
+    console.print(as_table(content))
+    for scores in content["results"]:
+        for note in scores["notes"]:
+            console.print(f"{scores['name']}: {note}", markup=False, highlight=False)
 
 
 def as_table(content: dict[str, Any]) -> Table:

@@ -230,7 +230,7 @@ def test_sigterm_saves_a_checkpoint_and_exits_130(inputs, tmp_path):
     assert process.returncode == 130, err
     assert "stopping after this step" in err
     assert out == ""
-    assert list((run / "checkpoints").glob("step_*.pt"))
+    assert list((run / "checkpoints").glob("step_*/state.json"))
 
 
 def test_a_file_may_say_a_part_and_flags_the_rest(inputs, tmp_path):

@@ -3,18 +3,24 @@ of it the terminal shows."""
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import io
+import json
 import logging
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, redirect_stderr
+from contextlib import contextmanager, nullcontext, redirect_stderr, suppress
 from pathlib import Path
-from typing import TextIO
+from typing import IO, Any, TextIO
 
 from unteach.errors import InputError
 
-__all__ = ["format_number", "in_words", "markdown_table", "verbosity", "write_whole"]
+__all__ = [
+    "file_sha256", "format_number", "in_words", "markdown_table", "sealed", "sync", "sync_folder", "unsealed",
+    "verbosity", "write_whole",
+]  # fmt: skip
 
 WORDS = {
     "mt": "mean teacher", "mean_teacher": "mean teacher", "adamw": "AdamW", "sgd": "SGD",
@@ -26,11 +32,63 @@ WORDS = {
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file (its folder is made) through another beside it: who reads sees the old content or the new."""
+    """Write a file (its folder is made) through another beside it: who reads sees the old content or the new, also
+    after a power cut."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.{os.getpid()}.part")
-    partial.write_bytes(content.encode() if isinstance(content, str) else content)
-    os.replace(partial, path)
+    try:
+        with partial.open("wb") as stream:
+            stream.write(content.encode() if isinstance(content, str) else content)
+            sync(stream)
+        os.replace(partial, path)
+    except BaseException:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def sync(stream: IO[Any]) -> None:
+    """Return when all that was written to a file is on the disk."""
+    stream.flush()
+    os.fsync(stream.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Return when the names in a folder are on the disk; nothing where folders cannot be synced."""
+    if os.name == "nt":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # a file system without it
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def file_sha256(file: Path) -> str:
+    """SHA-256 of a file's bytes."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def sealed(content: dict[str, Any]) -> str:
+    """JSON text that carries the SHA-256 of what it says."""
+    return json.dumps({"sha256": _seal(content)} | content)
+
+
+def unsealed(text: str) -> dict[str, Any]:
+    """What ``sealed`` was given; a ``ValueError`` where a byte of it is another one now."""
+    content = json.loads(text)
+    if not isinstance(content, dict) or content.pop("sha256", None) != _seal(content):
+        raise ValueError("its checksum does not match")
+    return content
+
+
+def _seal(content: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def markdown_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

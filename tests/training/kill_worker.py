@@ -93,7 +93,7 @@ def main():
                 kills += 1
         else:
             code = exit_code(child)
-        resume = (run / "config.yaml").exists() and any((run / "checkpoints").glob("*.pt"))
+        resume = (run / "config.yaml").exists() and any((run / "checkpoints").glob("step_*/state.json"))
         if not resume:
             shutil.rmtree(run, ignore_errors=True)
     assert code == 0, (folder / "killed.log").read_text()

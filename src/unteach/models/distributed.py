@@ -87,6 +87,14 @@ def from_first_rank(value: T) -> T:
     return shared[0]
 
 
+def from_all_ranks(value: T) -> list[T]:
+    """Every rank's value, everywhere."""
+    values: list[Any] = [value] * ranks()
+    if ranks() > 1:
+        dist.all_gather_object(values, value)
+    return values
+
+
 def in_turns(work: Callable[[], R]) -> R:
     """Let the processes of each machine do something that needs much memory one after the other."""
     if ranks() == 1:
@@ -125,8 +133,7 @@ def share_out(model: Any, items: Sequence[T], work: Callable[[Sequence[T]], Sequ
     if ranks() == 1:
         return list(inside(model, lambda _: work(items), keep=True))
     mine = inside(model, lambda _: _in_lock_step(model, lambda: work(items[rank() :: ranks()])), keep=True)
-    gathered: list[Any] = [None] * ranks()
-    dist.all_gather_object(gathered, list(mine))
+    gathered = from_all_ranks(list(mine))
     return [gathered[number % ranks()][number // ranks()] for number in range(len(items))]
 
 
@@ -226,13 +233,3 @@ def _kept_gathered(root: Any) -> Iterator[None]:
 def full_tensor(tensor: Tensor) -> Tensor:
     """The whole of a tensor; all ranks must ask for it."""
     return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
-
-
-def divided_like(value: Tensor, like: Tensor) -> Tensor:
-    """A whole tensor, known to all ranks, divided between them as ``like`` is; itself where that is not sharded."""
-    if not is_sharded(like) or is_sharded(value):
-        return value
-    from torch.distributed.tensor import distribute_tensor
-
-    value = value.to(like.device)
-    return distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None)  # type: ignore[attr-defined]

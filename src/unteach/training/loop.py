@@ -103,7 +103,7 @@ def unlearn(
         nonlocal at, optimizer, loops
         optimizer.zero_grad()
         optimizer = make_optimizer(parameters.values(), methods[0])  # the old state goes before the saved one comes
-        content = checkpoints.load(step, like=next(iter(parameters.values())))
+        content = checkpoints.load(step, like=next(iter(parameters.values())), say=say)
         at = _Position(**content["position"])
         search.restore(content["search"])
         with torch.no_grad():

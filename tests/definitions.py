@@ -74,6 +74,53 @@ def naive_match(logits, labels, mask, base_logits, pull="softplus", margin=0.0):
     return token_mean(pulled, mask) + naive_kl(base_logits, logits, mask)
 
 
+def naive_simnpo(logits, labels, mask, beta=4.5, delta=0.0):
+    log_p, total = token_log_probs(logits, labels), 0.0
+    for row, real in zip(log_p, mask, strict=True):
+        if real.any():
+            total = total + 2 / beta * int(real.sum()) * torch.log1p((beta * (row[real].mean() + delta)).exp())
+    return total / mask.sum()
+
+
+def naive_satimp(logits, labels, mask, beta1=5.0, beta2=1.0):
+    log_p = token_log_probs(logits, labels)
+    p = log_p.exp().detach()
+    return token_mean(p**beta1 * (1 - p) ** beta2 * log_p, mask)
+
+
+def cross_entropy(target, logits, mask):
+    return token_mean(-(target * logits.softmax(-1).log()).sum(-1), mask)
+
+
+def naive_ce_u(logits, labels, mask):
+    others = logits.detach().softmax(-1).scatter(-1, labels.unsqueeze(-1), 0.0)
+    return cross_entropy(others / others.sum(-1, keepdim=True), logits, mask)
+
+
+def naive_undial(logits, labels, mask, base_logits, beta=10.0):
+    one = torch.nn.functional.one_hot(labels, logits.shape[-1])
+    return cross_entropy((base_logits - beta * one).softmax(-1), logits, mask)
+
+
+def naive_clamped_entropy(logits, labels, mask, threshold=0.5):
+    p = logits.softmax(-1)
+    entropy = -(p * p.log()).sum(-1)
+    return token_mean((threshold * math.log(logits.shape[-1]) - entropy).relu(), mask)
+
+
+def naive_js(logits, teacher_logits, mask):
+    p, q = logits.softmax(-1), teacher_logits.softmax(-1)
+    m = (p + q) / 2
+    return token_mean((p * (p / m).log() + q * (q / m).log()).sum(-1) / 2, mask)
+
+
+def naive_jensun(logits, labels, mask, token=0):
+    p = logits.softmax(-1)
+    e = torch.nn.functional.one_hot(torch.tensor(token), logits.shape[-1]).to(p.dtype)
+    m = (p + e) / 2
+    return token_mean(((p * (p / m).log()).sum(-1) - m[..., token].log()) / 2, mask)
+
+
 NAIVE_LOSSES = {
     "ll": naive_ll,
     "npo": naive_npo,
@@ -81,12 +128,20 @@ NAIVE_LOSSES = {
     "it_forward": lambda logits, labels, mask, base_logits: naive_kl(base_logits, logits, mask),
     "nlul": naive_nlul,
     "match": naive_match,
+    "simnpo": naive_simnpo,
+    "wga": lambda logits, labels, mask, beta=1.0: naive_satimp(logits, labels, mask, beta, 0.0),
+    "satimp": naive_satimp,
+    "ce_u": naive_ce_u,
+    "undial": naive_undial,
+    "clamped_entropy": naive_clamped_entropy,
+    "jensun": naive_jensun,
 }
 NAIVE_DIVERGENCES = {
     "kl": naive_kl,
     "kl_reverse": lambda h, t, mask: naive_kl(t, h, mask),
     "qkl": lambda h, t, mask: token_mean(naive_quadratic(h - t, h.softmax(-1)), mask),
     "qkl_frozen": lambda h, t, mask: token_mean(0.5 * naive_quadratic(h - t, t.softmax(-1)), mask),
+    "js": naive_js,
 }
 
 
@@ -118,7 +173,11 @@ def exact(name, row, label, other_row, **hyper):
 def _exact(name, row, label, base_row, hyper):
     if name in unteach.DIVERGENCES or name in ("it", "it_forward"):
         return exact_divergence({"it": "kl", "it_forward": "kl_reverse"}.get(name, name), row, base_row)
-    hyper = {"beta": 0.1, "pull": "softplus", "margin": 0.0} | dict(hyper)
+    hyper = dict(hyper)
+    if name in EXACT_FIELD:
+        with mpmath.workdps(enough_digits(row, base_row)):
+            return EXACT_FIELD[name](exact_probabilities(row), label, base_row, **hyper)
+    hyper = {"beta": 0.1, "pull": "softplus", "margin": 0.0} | hyper
     with mpmath.workdps(enough_digits(row, base_row)):
         p = exact_probabilities(row)
         indicator = [mpmath.mpf(int(j == label)) for j in range(len(row))]
@@ -147,6 +206,63 @@ def _exact(name, row, label, base_row, hyper):
         return value + pulled, [g + strength * a for g, a in zip(gradient, away, strict=True)]
 
 
+def log_prob_gradient(p, label):
+    return [int(j == label) - pj for j, pj in enumerate(p)]
+
+
+def exact_simnpo(p, label, base_row, beta=4.5, delta=0.0):
+    odds = (p[label] * mpmath.exp(delta)) ** beta
+    weight = 2 * odds / (1 + odds)
+    return 2 / mpmath.mpf(beta) * mpmath.log1p(odds), [weight * g for g in log_prob_gradient(p, label)]
+
+
+def exact_satimp(p, label, base_row, beta1=5.0, beta2=1.0):
+    weight = p[label] ** beta1 * (1 - p[label]) ** beta2
+    return weight * mpmath.log(p[label]), [weight * g for g in log_prob_gradient(p, label)]
+
+
+def exact_cross_entropy(target, p):
+    value = -mpmath.fsum(t * mpmath.log(pj) for t, pj in zip(target, p, strict=True))
+    return value, [pj - t for pj, t in zip(p, target, strict=True)]
+
+
+def exact_ce_u(p, label, base_row):
+    return exact_cross_entropy([0 if j == label else pj / (1 - p[label]) for j, pj in enumerate(p)], p)
+
+
+def exact_undial(p, label, base_row, beta=10.0):
+    lowered = [mpmath.mpf(h) - (beta if j == label else 0) for j, h in enumerate(base_row)]
+    return exact_cross_entropy(exact_probabilities(lowered), p)
+
+
+def exact_clamped_entropy(p, label, base_row, threshold=0.5):
+    entropy = -mpmath.fsum(pj * mpmath.log(pj) for pj in p)
+    missing = threshold * mpmath.log(len(p)) - entropy
+    if missing <= 0:
+        return mpmath.mpf(0), [mpmath.mpf(0) for _ in p]
+    return missing, [pj * (mpmath.log(pj) + entropy) for pj in p]
+
+
+def exact_jensun(p, label, base_row, token=0):
+    middle = [(pj + (j == token)) / 2 for j, pj in enumerate(p)]
+    value = (
+        mpmath.fsum(pj * mpmath.log(pj / m) for pj, m in zip(p, middle, strict=True)) - mpmath.log(middle[token])
+    ) / 2
+    slope = p[token] * mpmath.log(p[token] / (1 + p[token])) / 2
+    return value, [slope * g for g in log_prob_gradient(p, token)]
+
+
+EXACT_FIELD = {
+    "simnpo": exact_simnpo,
+    "wga": lambda p, label, base_row, beta=1.0: exact_satimp(p, label, base_row, beta, 0.0),
+    "satimp": exact_satimp,
+    "ce_u": exact_ce_u,
+    "undial": exact_undial,
+    "clamped_entropy": exact_clamped_entropy,
+    "jensun": exact_jensun,
+}
+
+
 def exact_divergence(name, row, teacher_row):
     with mpmath.workdps(enough_digits(row, teacher_row)):
         p, q = exact_probabilities(row), exact_probabilities(teacher_row)
@@ -161,6 +277,11 @@ def exact_divergence(name, row, teacher_row):
             return value, [pj * (r - value) for pj, r in zip(p, log_ratio, strict=True)]
         if name == "kl_reverse":
             return -expectation(q, log_ratio), [pj - qj for pj, qj in zip(p, q, strict=True)]
+        if name == "js":
+            middle = [(a + b) / 2 for a, b in zip(p, q, strict=True)]
+            above, below = ([mpmath.log(a / m) for a, m in zip(x, middle, strict=True)] for x in (p, q))
+            towards = expectation(p, above)
+            return (towards + expectation(q, below)) / 2, [a * (u - towards) / 2 for a, u in zip(p, above, strict=True)]
         weights = p if name == "qkl" else q
         mean = expectation(weights, difference)
         centred = [d - mean for d in difference]

@@ -277,12 +277,12 @@ class CompletionOptions:
 
 
 def _completion(options: CompletionOptions, others: dict[str, str]) -> int:
-    from unteach.method.divergences import DIVERGENCES
+    from unteach.method.divergences import HOLDS
     from unteach.method.losses import LOSSES
     from unteach.method.optimizers import OPTIMIZERS
     from unteach.settings import completion_script, flag_values
 
-    known = {"--loss": tuple(LOSSES), "--divergence": tuple(DIVERGENCES), "--optimizer": tuple(OPTIMIZERS)}
+    known = {"--loss": tuple(LOSSES), "--divergence": HOLDS, "--optimizer": tuple(OPTIMIZERS)}
     commands = {}
     for name, command in COMMANDS.items():
         flags = flag_values(command.kind(), ("method",), command.others())

@@ -42,12 +42,16 @@ class Method:
     optimizer_options: dict[str, Any] = field(default_factory=dict)
     """Settings of another registered optimizer that have no field here."""
     loss: str = "auto"
-    """Forget loss: nlul, match, ll, npo, it or it_forward. auto: match where a base model and keep documents are given
-    and no optimizer is named, else nlul."""
+    """Forget loss: nlul, match, ll, npo, it, it_forward; of other papers ce_u, clamped_entropy, jensun, rmu, satimp,
+    simnpo, undial, wga. auto: match where a base model and keep documents are given and no optimizer is named, else
+    nlul."""
     loss_options: dict[str, Any] = field(default_factory=dict)
     """The loss's own settings, such as beta=0.1 ratio=mean of npo or tolerance=0.02 of nlul (docs/methods.md)."""
     divergence: str = "kl"
-    """Divergence to the teacher on general text: kl, kl_reverse, qkl or qkl_frozen."""
+    """Divergence to the teacher on general text: kl, kl_reverse, qkl, qkl_frozen or js. nll: the text's own likelihood
+    instead, and no teacher; with the loss ll that is gradient difference."""
+    project_conflicts: bool = False
+    """Take from the forget gradient what goes against the gradient of the held texts (GRU)."""
     token_share: float | None = None
     """The forget loss looks at this share of a document's tokens: those the model was least sure of. 1: all (paper).
     None: 0.25 for the mean teacher with nlul where there are 2,000 words or more to forget, else 1."""
@@ -86,12 +90,12 @@ class Method:
 
     def problems(self, where: str) -> list[str]:
         """What is wrong with these settings, one line each."""
-        from unteach.method.divergences import DIVERGENCES
+        from unteach.method.divergences import HOLDS, NLL
         from unteach.method.losses import LOSSES
         from unteach.method.optimizers import OPTIMIZERS
 
         wrong = []
-        for name, known in (("loss", LOSSES), ("divergence", DIVERGENCES), ("optimizer", OPTIMIZERS)):
+        for name, known in (("loss", LOSSES), ("divergence", HOLDS), ("optimizer", OPTIMIZERS)):
             value = getattr(self, name)
             if value not in known and (value != "auto" or name == "divergence"):
                 allowed = f"{', '.join(known)}{nearest_name(value, known)}"
@@ -100,6 +104,8 @@ class Method:
             wrong += [f"{where}loss_options: {problem}" for problem in LOSSES[self.loss].problems(self.loss_options)]
         elif self.loss == "auto" and self.loss_options:
             wrong.append(f"{where}loss_options are given without loss: name the loss that they belong to")
+        if self.divergence == NLL and self.anchor:
+            wrong.append(f"{where}anchor is {self.anchor:g}: with divergence nll nothing is compared, leave it at 0")
         if self.optimizer in OPTIMIZERS:
             unknown = OPTIMIZERS[self.optimizer].unknown(self.optimizer, self.optimizer_options)
             wrong += [f"{where}optimizer_options: {problem}" for problem in unknown]

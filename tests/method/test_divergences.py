@@ -24,6 +24,9 @@ HAND_CASES = {
     "kl_reverse": 1 / 5 * math.log(4 / 15) + 4 / 5 * math.log(16 / 5),
     "qkl": 3 / 16 * math.log(12) ** 2,
     "qkl_frozen": 4 / 25 * math.log(12) ** 2 / 2,
+    # the middle is (19/40, 21/40)
+    "js": (3 / 4 * math.log(30 / 19) + 1 / 4 * math.log(10 / 21) + 1 / 5 * math.log(8 / 19) + 4 / 5 * math.log(32 / 21))
+    / 2,
 }
 
 
@@ -65,9 +68,11 @@ def test_adding_a_constant_to_a_row_changes_nothing(name):
     torch.testing.assert_close(shifted, unteach.divergence(name, logits, teacher, mask), rtol=1e-12, atol=0)
 
 
-@pytest.mark.parametrize(("name", "factor"), [("kl", 0.5), ("kl_reverse", 0.5), ("qkl", 1.0), ("qkl_frozen", 0.5)])
+@pytest.mark.parametrize(
+    ("name", "factor"), [("kl", 0.5), ("kl_reverse", 0.5), ("qkl", 1.0), ("qkl_frozen", 0.5), ("js", 0.125)]
+)
 def test_local_quadratic(name, factor):
-    """D → factor · dᵀ S d: one half for every divergence but the paper's QKL, which is twice that."""
+    """D → factor · dᵀ S d: one half, but twice that for the paper's QKL, and a quarter of it for Jensen–Shannon."""
     teacher = batch(7)[1][:1, :1]
     direction = batch(7, seed=5)[0][:1, :1]
     p = teacher.flatten().softmax(0)

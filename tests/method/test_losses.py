@@ -12,7 +12,10 @@ from unteach.method.losses import token_log_odds
 
 DTYPES = [torch.float64, torch.float32]
 GATE = {"pull": "gate"}
-NAMES = [*unteach.LOSSES, *unteach.DIVERGENCES]
+OF_TOKENS = [name for name, loss in unteach.LOSSES.items() if loss.reads != "hidden"]
+NAMES = [*OF_TOKENS, *unteach.DIVERGENCES]
+SURROGATES = {"wga", "satimp", "ce_u"}
+"""Something in them is held constant: the gradient is not that of the value."""
 PARITY = {"pull": "parity"}
 EVERY_FORM = [*((name, {}) for name in NAMES), ("match", GATE), ("match", PARITY), ("match", {"margin": 0.5})]
 ONE = torch.zeros(1, 1, dtype=torch.long), torch.ones(1, 1, dtype=torch.bool)
@@ -62,12 +65,53 @@ HAND_CASES = {
         ({"pull": "gate", "margin": math.log(2)}, FORWARD + math.log(3 / 2) / 2),
         ({"pull": "parity"}, FORWARD + (math.hypot(1, math.log(3)) + math.hypot(1, math.log(4)) - 2) / 2),
     ],
+    # (3/20)^½ is the mean likelihood: with β = 2 and δ = log 2, (2 · √(3/20))² = 3/5, and -(2/2) log σ = log(1 + 3/5)
+    "simnpo": [
+        ({"beta": 2.0, "delta": math.log(2)}, math.log(1.6)),
+        ({}, 2 / 4.5 * math.log(1 + 0.15**2.25)),
+    ],
+    "wga": [
+        ({}, (3 / 4 * math.log(3 / 4) + 1 / 5 * math.log(1 / 5)) / 2),
+        ({"beta": 2.0}, (9 / 16 * math.log(3 / 4) + 1 / 25 * math.log(1 / 5)) / 2),
+    ],
+    "satimp": [
+        ({"beta1": 1.0}, (3 / 16 * math.log(3 / 4) + 4 / 25 * math.log(1 / 5)) / 2),
+        ({"beta1": 0.0, "beta2": 2.0}, (1 / 16 * math.log(3 / 4) + 16 / 25 * math.log(1 / 5)) / 2),
+    ],
+    # of two words the other one is certain: -log 1/4 and -log 4/5, as nlul
+    "ce_u": [({}, -(math.log(1 / 4) + math.log(4 / 5)) / 2)],
+    # the base's odds 1 become e^-β: with β = log 3 the goal is (1/4, 3/4), at β = 0 it is the base model
+    "undial": [
+        (
+            {"beta": math.log(3)},
+            -(math.log(3 / 4) / 4 + 3 * math.log(1 / 4) / 4 + math.log(1 / 5) / 4 + 3 * math.log(4 / 5) / 4) / 2,
+        ),
+        ({"beta": 0.0}, -(math.log(3 / 16) + math.log(4 / 25)) / 4),
+    ],
+    # H(3/4, 1/4) = log 4 - ¾ log 3, H(1/5, 4/5) = log 5 - ⅘ log 4: of log 2 each lacks some, of half of it neither
+    "clamped_entropy": [
+        ({}, 0.0),
+        ({"threshold": 1.0}, math.log(2) - (math.log(4) - 0.75 * math.log(3) + math.log(5) - 0.8 * math.log(4)) / 2),
+    ],
+    # JS((1, 0) ‖ (3/4, 1/4)): the middle is (7/8, 1/8); JS((1, 0) ‖ (1/5, 4/5)): (3/5, 2/5)
+    "jensun": [
+        (
+            {},
+            (math.log(8 / 7) + 3 / 4 * math.log(6 / 7) + 1 / 4 * math.log(2)) / 4
+            + (math.log(5 / 3) + 1 / 5 * math.log(1 / 3) + 4 / 5 * math.log(2)) / 4,
+        ),
+        (
+            {"token": 1},
+            (math.log(8 / 5) + 3 / 4 * math.log(2) + 1 / 4 * math.log(2 / 5)) / 4
+            + (math.log(10 / 9) + 1 / 5 * math.log(2) + 4 / 5 * math.log(8 / 9)) / 4,
+        ),
+    ],
 }
 
 
 def test_every_loss_has_a_case_computed_by_hand():
-    assert set(HAND_CASES) == set(unteach.LOSSES), "add a hand-computed case for the new loss to HAND_CASES"
-    assert set(definitions.NAIVE_LOSSES) == set(unteach.LOSSES), "add its definition to tests/definitions.py"
+    assert set(HAND_CASES) == set(OF_TOKENS), "add a hand-computed case for the new loss to HAND_CASES"
+    assert set(definitions.NAIVE_LOSSES) == set(OF_TOKENS), "add its definition to tests/definitions.py"
     assert set(definitions.NAIVE_DIVERGENCES) == set(unteach.DIVERGENCES)
 
 
@@ -95,7 +139,7 @@ def test_value_and_gradient_match_the_definition(name, hyper, vocabulary, dtype)
     assert (gradient.double() - expected_gradient).norm() <= RELATIVE[dtype] * expected_gradient.norm()
 
 
-@pytest.mark.parametrize(("name", "hyper"), EVERY_FORM)
+@pytest.mark.parametrize(("name", "hyper"), [form for form in EVERY_FORM if form[0] not in SURROGATES])
 def test_gradcheck(name, hyper):
     logits, *others = batch(5)
     assert torch.autograd.gradcheck(lambda x: evaluated(name, x, *others, **hyper), logits.requires_grad_())
@@ -199,6 +243,42 @@ def test_npo_weighs_one_at_the_start_whatever_the_ratio(ratio):
     torch.testing.assert_close(npo, ll, rtol=1e-10, atol=1e-15)
 
 
+def test_ce_u_has_the_gradient_of_nlul_and_wga_that_of_a_power():
+    logits, labels, mask, base = batch(7)
+    gradient = {name: value_and_gradient(name, logits, labels, mask, base)[1] for name in ("nlul", "ce_u", "wga")}
+    torch.testing.assert_close(gradient["ce_u"], gradient["nlul"], rtol=1e-12, atol=1e-16)
+    logits.requires_grad_()
+    p = logits[mask].softmax(-1).gather(-1, labels[mask].unsqueeze(-1))
+    (of_power,) = torch.autograd.grad(p.mean(), logits)
+    torch.testing.assert_close(gradient["wga"], of_power, rtol=1e-12, atol=1e-16)
+
+
+def test_losses_with_a_goal_have_no_gradient_there():
+    logits, labels, mask, base = batch(7)
+    lowered = base - 10.0 * torch.nn.functional.one_hot(labels, 7)
+    assert value_and_gradient("undial", lowered, labels, mask, base)[1].abs().max() < 1e-15
+    flat = 0.1 * logits  # nearly uniform: more entropy than half of the largest
+    assert value_and_gradient("clamped_entropy", flat, labels, mask, base)[1].abs().max() == 0
+    certain = torch.zeros_like(logits).index_fill(-1, torch.tensor([3]), 40.0)
+    value, gradient = value_and_gradient("jensun", certain, labels, mask, base, token=3)
+    assert value < 1e-15
+    assert gradient.abs().max() < 1e-15
+    assert value_and_gradient("jensun", certain, labels, mask, base, token=2)[0] == pytest.approx(math.log(2))
+
+
+def test_rmu_is_the_distance_to_one_direction_and_nothing_else():
+    hidden, loss = torch.tensor([[3.0, 4.0], [1.0, 0.0]], dtype=torch.float64), unteach.LOSSES["rmu"].function
+    draws = torch.rand(2, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
+    goal = 5 * draws / math.hypot(*draws.tolist())
+    expected = sum((h - g) ** 2 for row in hidden.tolist() for h, g in zip(row, goal.tolist(), strict=True)) / 4
+    assert loss(hidden, layer=1, coefficient=5.0, seed=7).item() == pytest.approx(expected, rel=1e-12)
+    assert loss(goal.expand(3, 2), layer=1, coefficient=5.0, seed=7).item() == pytest.approx(0.0, abs=1e-20)
+    assert loss(hidden.half(), layer=0).dtype == torch.float32
+    assert unteach.LOSSES["rmu"].problems({}) == ["layer is missing: forget loss 'rmu' needs it"]
+    with pytest.raises(ValueError, match="reads hidden states"):
+        unteach.forget_loss("rmu", *batch(7)[:3], layer=1)
+
+
 def test_match_with_a_base_of_even_odds_is_nlul_and_the_forward_divergence():
     logits, labels, mask, _ = batch(7)
     even = torch.zeros_like(logits).scatter(-1, labels.unsqueeze(-1), math.log(6))  # p_base(y) = ½, z_base = 0
@@ -275,6 +355,11 @@ def test_wrong_input_says_what_to_change():
     problem("tolerance is -1: it must be zero or positive", tolerance=-1)
     problem("beta is 0: it must be positive", name="npo", base_logits=base, beta=0)
     problem("ratio is 'median': it must be 'sum' or 'mean'", name="npo", base_logits=base, ratio="median")
+    problem("beta is 0: it must be positive", name="simnpo", beta=0)
+    problem("beta is -1: it must be zero or positive", name="wga", beta=-1)
+    problem("beta2 is -1: it must be zero or positive", name="satimp", beta2=-1)
+    problem("threshold is 2: it must be above 0 and at most 1", name="clamped_entropy", threshold=2)
+    problem("token is 7: it must be 0 to 6", name="jensun", token=7)
     problem("pull is 'hinge': it must be 'softplus', 'gate' or 'parity'", name="match", base_logits=base, pull="hinge")
 
 
@@ -284,5 +369,7 @@ def test_registry_entries_are_complete():
         assert entry.equation
         assert entry.function.__doc__
     assert unteach.LOSSES["npo"].hyper == {"beta": 0.1, "ratio": "sum"}
-    assert {name for name, loss in unteach.LOSSES.items() if loss.needs_base} == {"npo", "it", "it_forward", "match"}
+    assert {name for name, loss in unteach.LOSSES.items() if loss.needs_base} == {
+        "npo", "it", "it_forward", "match", "undial"
+    }  # fmt: skip
     assert not any(entry.needs_base for entry in unteach.DIVERGENCES.values())

@@ -48,15 +48,17 @@ METHODS = {
 }
 
 
+PAPER = ("ll", "npo", "it", "it_forward", "nlul", "match")
 NAMES = ("loss", "optimizer", "trainable", "tied", "dtype")
 EVERY = [
     dict(zip(NAMES, values, strict=True))
-    for values in itertools.product(LOSSES, METHODS, ("blocks", "all"), (True, False), (torch.float64, torch.float32))
+    for values in itertools.product(PAPER, METHODS, ("blocks", "all"), (True, False), (torch.float64, torch.float32))
 ]
 ALL = {"optimizer": "mean_teacher", "trainable": "all", "tied": True, "dtype": torch.float64}
 FAST = [
     *(case for case in EVERY if case["loss"] == "nlul" or case == case | {"dtype": torch.float64, "trainable": "all"}),
     *(ALL | {"loss": "match", "optimizer": name, "anchor": 0.7} for name in METHODS),  # with keep text, too
+    *(ALL | {"loss": name} for name in ("ce_u", "undial")),  # all logits, without a base and with the initial model
     # Of two ranks, the second has fewer micro-batches of forget text than the first, and no general text.
     ALL | {"loss": "npo", "general_batch": 1, "micro_batch": 1},
     # Weights gathered in half precision.

@@ -13,11 +13,11 @@ from steps import FORGET, GENERAL, same, unlearned
 from tiny_models import SENTENCES, small_tokenizer, tiny_model
 from unteach.config import ForgetConfig, Method
 from unteach.data import ForgetBatches, GeneralText, pad
-from unteach.errors import Interrupted
+from unteach.errors import InputError, Interrupted
 from unteach.evaluation.formulas import longest_loop
 from unteach.method.optimizers import make_optimizer
 from unteach.models import trainable_parameters
-from unteach.training.step import train_step
+from unteach.training.step import accumulate, add_without_conflict, train_step
 from unteach.training.texts import COPIES, SHORTEST_LOOP, OtherModels, OwnLoops, Texts, find_loops, texts_of_step
 
 NUMBERS = {"mean_teacher": {"lr": 0.05, "teacher_rate": 4.0, "damping": 0.1}, "adamw": {"lr": 1e-2, "warmup": 0}}
@@ -162,3 +162,45 @@ def test_own_loops_are_the_repeated_copies_of_what_the_model_writes():
     for again in (find_loops(model, texts.forget, step=3), OwnLoops.from_state(loops.state())):
         assert again.sequences == loops.sequences
         assert all(map(torch.equal, again.repeated, loops.repeated))
+
+
+def flat_gradient(value, parameters):
+    found = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
+    pairs = zip(parameters.values(), found, strict=True)
+    return torch.cat([(torch.zeros_like(p) if g is None else g).flatten() for p, g in pairs])
+
+
+def test_gradient_difference_holds_by_likelihood_and_a_conflict_is_projected_away():
+    """Of α L + NLL(general) + w NLL(keep), and the same without what of αL goes against the rest."""
+    model, parameters, texts, _, config = make("adamw", torch.float64, anchor=0.0, divergence="nll")
+    method = dataclasses.replace(config.method, loss="ll", loss_options={})
+    read = texts_of_step(texts, method, config, 0)
+    nll = []
+    for sequences in (texts.general.batch(0, 3), texts.keep.batch(0, 5), texts.forget.batch(0, 4)):
+        logits, labels, mask = logits_of(model, sequences)
+        nll.append(torch.nn.functional.cross_entropy(logits[mask], labels[mask]))
+    held, pulled = (flat_gradient(x, parameters) for x in (nll[0] + KEEP_WEIGHT * nll[1], -ALPHA * nll[2]))
+    product = pulled @ held
+    assert product < 0, "there is a conflict"
+    orthogonal = pulled - product / held.norm() ** 2 * held
+    for project, expected in ((False, held + pulled), (True, held + orthogonal)):
+        terms = accumulate(model, list(parameters.values()), *read, ALPHA, config, project=project)
+        mine = torch.cat([p.grad.flatten() for p in parameters.values()])
+        assert (mine - expected).norm() <= 1e-9 * expected.norm()
+        assert terms["divergence"] == pytest.approx((nll[0] + KEEP_WEIGHT * nll[1]).item(), rel=1e-9)
+    agreeing = [None if p.grad is None else p.grad.clone() for p in parameters.values()]
+    add_without_conflict(list(parameters.values()), agreeing)
+    twice = torch.cat([p.grad.flatten() for p in parameters.values()])
+    assert (twice - 2 * mine).norm() <= 1e-12 * mine.norm(), "what agrees is left whole"
+
+
+def test_a_run_can_take_the_step_of_gru_and_an_anchor_without_a_divergence_is_refused(tmp_path):
+    ways = []
+    for project in (False, True):
+        made = make("adamw", anchor=0.0, divergence="nll", max_steps=3)
+        method = dataclasses.replace(made[-1].method, loss="ll", loss_options={}, project_conflicts=project)
+        config = dataclasses.replace(made[-1], method=method)
+        ways.append(run(tmp_path / str(project), (*made[:-1], config))[1])
+    assert not same(*ways)
+    with pytest.raises(InputError, match=r"anchor is 0\.7: with divergence nll nothing is compared"):
+        make("adamw", divergence="nll")

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["DIVERGENCES", "Divergence", "divergence", "mean_over_rows"]
+__all__ = ["DIVERGENCES", "HOLDS", "NLL", "Divergence", "divergence", "entropy_rows", "mean_over_rows"]
 
 RowFunction = Callable[..., tuple[Tensor, Tensor]]
 """``(h [N,V], others...) -> (value [N], gradient in h [N,V])``; what the others are is up to who calls it."""
@@ -59,7 +59,7 @@ def divergence(name: str, logits: Tensor, teacher_logits: Tensor, mask: Tensor) 
     """Mean divergence of the student from the teacher over the real tokens of a batch, Eq. (4) of the paper.
 
     Args:
-        name: ``kl``, ``kl_reverse``, ``qkl`` or ``qkl_frozen``, the keys of ``DIVERGENCES``.
+        name: ``kl``, ``kl_reverse``, ``qkl``, ``qkl_frozen`` or ``js``, the keys of ``DIVERGENCES``.
         logits: h, the student's [B,T,V].
         teacher_logits: h', the teacher's [B,T,V]; treated as a constant.
         mask: True at real tokens [B,T]; all other positions are never read.
@@ -128,6 +128,52 @@ def qkl_frozen_rows(student: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor]:
     deviation = _centred(student - teacher, teacher)
     gradient = teacher.softmax(-1).mul_(deviation)
     return 0.5 * (gradient * deviation).sum(-1), gradient
+
+
+@_register("js", "JS(p ‖ q) = ½ KL(p ‖ m) + ½ KL(q ‖ m),  m = ½ (p + q)")
+def js_rows(student: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor]:
+    """Jensen–Shannon, which holds JensUn (``method/field/jensun.py``); bounded by log 2, locally a quarter of KL.
+
+    With r = log p - log q and t = tanh(r/2), p = m (1 + t) and q = m (1 - t): the value is the sum of the positive
+    ½ m [(1+t) log(1+t) + (1-t) log(1-t)]. Gradient: ½ p ⊙ (a - E_p a), a = log(p/m) = log(1 + t).
+    """
+    log_p, log_q = student.log_softmax(-1), teacher.log_softmax(-1)
+    deviation = _centred(student - teacher, log_p)
+    log_ratio = deviation + _relative_entropy(log_p, log_q, deviation).unsqueeze(-1)
+    t = torch.tanh(log_ratio / 2)
+    squared, near = t * t, log_ratio.abs() < 0.5
+    terms = 12 if t.dtype == torch.float64 else 6  # Σ_k t^2k / (2k (2k - 1)), of which tanh(¼)^26 is rounding
+    series = torch.zeros_like(t)
+    for k in range(terms, 0, -1):
+        series = (series + 1 / (2 * k * (2 * k - 1))) * squared
+    above, below = (math.log(2) - torch.nn.functional.softplus(-x) for x in (log_ratio, -log_ratio))  # log(1 ± t)
+    p, q = log_p.exp(), log_q.exp()
+    far = 0.5 * (p * above + q * below)
+    value = torch.where(near, 0.5 * (p + q) * series, far).sum(-1)
+    return value, 0.5 * p * _centred(torch.where(near, t.clamp(-0.5, 0.5).log1p(), above), log_p)
+
+
+NLL = "nll"
+"""Held by its own likelihood instead: -log p_y of held text, and no teacher. With the loss ``ll`` that is gradient
+difference (GradDiff: Liu et al., "Continual learning and private unlearning", 2022)."""
+HOLDS = (*DIVERGENCES, NLL)
+"""What held text can be held by."""
+
+
+def entropy_rows(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Entropy of softmax(h) [N], exact even where one entry is almost certain, and its gradient -p ⊙ (h - E_p h) [N,V].
+
+    Relative to the largest logit, at a = 0, H = E_p(-a) + log(1 + Σ_{others} eᵃ) has only positive terms. Entries may
+    be -∞.
+    """
+    peak, mode = logits.max(-1, keepdim=True)
+    below = logits - peak
+    weights = below.exp()
+    others = weights.scatter(-1, mode, 0.0).sum(-1, keepdim=True)
+    p = weights / (1 + others)
+    below = below.masked_fill(below == -torch.inf, 0.0)
+    mean = (p * below).sum(-1, keepdim=True)
+    return (others.log1p() - mean).squeeze(-1), p * (mean - below)
 
 
 def mean_over_rows(rows: RowFunction, logits: Tensor, *others: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ from torch.utils._pytree import tree_leaves
 
 from unteach.config import ForgetConfig
 from unteach.errors import InputError, first_line
-from unteach.method.divergences import DIVERGENCES
+from unteach.method.divergences import DIVERGENCES, NLL
 from unteach.method.vocab_head import Head, chunks_as_on, mean_of_rows, token_log_odds
 from unteach.models.load import Trainable, context_length, decoder_layers, trainable_parameters
 from unteach.models.precision import precision_of_pass
@@ -198,7 +198,7 @@ class Rehearsal:
             hidden = torch.empty(rows, self.width, requires_grad=True)
             base, weight = torch.empty(rows, width), torch.empty(self.vocabulary, width)
         with self._acting(precision, (hidden, base, weight)) as live, chunks_as_on(self._kind):
-            if divergence:
+            if divergence and divergence != NLL:
                 value = mean_of_rows(DIVERGENCES[divergence].rows, hidden, self._head, base, Head(weight=weight))
             else:
                 value = token_log_odds(hidden, torch.zeros(rows, dtype=torch.int64), self._head).sum()

@@ -28,6 +28,7 @@ from torch import Tensor
 from unteach.config import ForgetConfig, Method
 from unteach.data import ForgetBatches, GeneralText
 from unteach.errors import InputError
+from unteach.method.divergences import NLL
 from unteach.method.optimizers import OPTIMIZERS
 from unteach.method.tensors import global_norm, local_part
 from unteach.method.theory import effective_damping
@@ -183,10 +184,10 @@ def noise_warning(
 ) -> str | None:
     """A line for people where rounding would hide the first steps' signal, see ``rounding_noise``; else None.
 
-    In fp32, and for sharded weights, nothing is measured.
+    In fp32, for sharded weights, and where no teacher is compared with, nothing is measured.
     """
     chosen = resolved_precision(config.precision.divergence, parameters[0].device)
-    if chosen == "fp32" or ranks() > 1:
+    if chosen == "fp32" or ranks() > 1 or (*config.phases, config.method)[0].divergence == NLL:
         return None
     noise, signal = rounding_noise(model, parameters, forget, general, config)
     if noise <= signal:

@@ -149,7 +149,7 @@ def unlearn(
             loops = find_loops(model, texts.forget, at.step)
         pulls, held = texts_of_step(texts, method, config, at.step, others, loops)
         alpha = search.pull * at.pull * (1.0 if method.alpha is None else method.alpha)
-        row = train_step(model, optimizer, pulls, held, alpha, config)
+        row = train_step(model, optimizer, pulls, held, alpha, config, project=method.project_conflicts)
         if method.alpha_growth or search.pull != 1:
             row["alpha"] = alpha
         if method.alpha_growth:

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from unteach.config import ForgetConfig
 from unteach.data import pad
-from unteach.method.divergences import DIVERGENCES
+from unteach.method.divergences import DIVERGENCES, NLL
 from unteach.method.losses import LOSSES, forget_loss
 from unteach.method.vocab_head import Head, fused_rows, mean_of_rows, token_log_odds
 from unteach.models import decoder_layers
@@ -78,7 +78,7 @@ class HeldText:
     parts: Parts
     divergence: str
     weight: float = 1.0
-    """Of the divergence from the teacher."""
+    """Of the divergence from the teacher, or of the text's own likelihood."""
     readings: Sequence[tuple[float, Reading]] = ()
 
     @property
@@ -179,10 +179,14 @@ def _only(chosen: Tensor | None, values: Any) -> Any:
 
 
 def held_term(model: Any, held: HeldText, part: int) -> tuple[Tensor, int]:
-    """Divergence of the student from what held text is held to, on a micro-batch, and its number of tokens."""
+    """Divergence of the student from what held text is held to, or its NLL, of a micro-batch, and how many tokens."""
     numbers = held.parts[part][0]
     hidden, labels, _ = hidden_states(model, [held.sequences[n] for n in numbers])
-    rows, head = DIVERGENCES[held.divergence].rows, Head.of(model)
+    head = Head.of(model)
+    if held.divergence == NLL:
+        nll = -torch.nn.functional.logsigmoid(token_log_odds(hidden, labels, head)).mean()
+        return held.weight * nll, len(labels)
+    rows = DIVERGENCES[held.divergence].rows
     total = torch.zeros((), device=hidden.device)
     for weight, reading in held.readings:
         total = total + weight * mean_of_rows(rows, hidden, head, reading.hidden[part], reading.head)

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from unteach.config import ForgetConfig
+from unteach.method.divergences import NLL
 from unteach.method.tensors import global_norm, local_part
 from unteach.models.distributed import inside, sum_over_ranks
 from unteach.models.precision import resolved_precision
 from unteach.training.passes import HeldText, Pull, computing, forget_term, held_term, read
 
-__all__ = ["accumulate", "loss_scale", "train_step", "unscale_gradients"]
+__all__ = ["accumulate", "add_without_conflict", "loss_scale", "train_step", "unscale_gradients"]
 
 SCALED_TOKEN = 2**8
 """What a single token's share of the loss is multiplied by in float16: see ``loss_scale``."""
@@ -25,8 +26,9 @@ SCALE_STEP = 2**6
 
 
 def train_step(
-    model: Any, optimizer: Any, pulls: Sequence[Pull], held: Sequence[HeldText], alpha: float, config: ForgetConfig
-) -> dict[str, Any]:
+    model: Any, optimizer: Any, pulls: Sequence[Pull], held: Sequence[HeldText], alpha: float, config: ForgetConfig,
+    *, project: bool = False,
+) -> dict[str, Any]:  # fmt: skip
     """Pull the student away from some texts and hold it to its teacher on others.
 
     Args:
@@ -36,21 +38,23 @@ def train_step(
         held: Texts on which the student is held to the teacher, and to whom else they name already.
         alpha: α, the weight of the forget loss.
         config: Precision, compilation and the like.
+        project: Take from the forget gradient what goes against that of the held texts, see ``add_without_conflict``.
 
     Returns:
         What a log wants to know of the step.
     """
     # 1. The teacher reads the held texts; only its last hidden states are kept.
-    with optimizer.teacher_weights():
-        taught = [read(model, text.sequences, text.parts, config, config.precision.divergence) for text in held]
-    held = [
-        dataclasses.replace(text, readings=[(text.weight, reading), *text.readings])
-        for text, reading in zip(held, taught, strict=True)
-    ]
+    if any(text.divergence != NLL for text in held):  # that one needs no teacher
+        with optimizer.teacher_weights():
+            taught = [read(model, text.sequences, text.parts, config, config.precision.divergence) for text in held]
+        held = [
+            dataclasses.replace(text, readings=[(text.weight, reading), *text.readings])
+            for text, reading in zip(held, taught, strict=True)
+        ]
 
     # 2. The student reads the forget texts, αL, and 3. the held texts, D.
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    terms = accumulate(model, parameters, pulls, held, alpha, config)
+    terms = accumulate(model, parameters, pulls, held, alpha, config, project=project)
 
     # 4. Clip, damp, add momentum, step; the teacher slides after.
     optimizer.step()
@@ -65,7 +69,7 @@ def train_step(
 
 def accumulate(
     model: Any, parameters: Sequence[Tensor], pulls: Sequence[Pull], held: Sequence[HeldText], alpha: float,
-    config: ForgetConfig,
+    config: ForgetConfig, *, project: bool = False,
 ) -> dict[str, float]:  # fmt: skip
     """Leave the gradient of α Σ L + Σ D in the parameters' ``.grad``, micro-batch by micro-batch.
 
@@ -95,6 +99,9 @@ def accumulate(
                         read_here = sum(len(pull.sequences[n]) - 1 for n in numbers)
                         terms["forget_loss"].append((share, loss.detach()))
                         terms["nll_forget"].append((weight * read_here / predicted, nll))
+        forget = [parameter.grad for parameter in parameters] if project else []
+        for parameter in parameters if project else ():
+            parameter.grad = None
         with computing(model, config.precision.divergence, **calls):
             for text in held:
                 for part, (_, weight) in enumerate(text.parts):
@@ -102,12 +109,37 @@ def accumulate(
                     share = weight * tokens / text.tokens
                     (scale * share * divergence).backward()
                     terms["divergence"].append((share, divergence.detach()))
+        if project:
+            add_without_conflict(parameters, forget)
         unscale_gradients(parameters, scale)
         if scale <= 1 or math.isfinite(global_norm([p.grad for p in parameters if p.grad is not None])):
             break
         scale = max(1.0, scale / SCALE_STEP)
     sums = [sum(share * float(value) for share, value in values) for values in terms.values()]  # not before: it waits
     return dict(zip(terms, sum_over_ranks(sums), strict=True))
+
+
+def add_without_conflict(parameters: Sequence[Tensor], forget: Sequence[Tensor | None]) -> None:
+    """Add the forget gradient f to that of the held texts, g, in ``.grad``, without what of it goes against g.
+
+    Where f·g < 0, f becomes f - (f·g/‖g‖²) g, which leaves the held texts as they are to first order; else it is whole.
+    GRU: Wang et al., "GRU: mitigating the trade-off between unlearning and retention for LLMs" (2025).
+
+    Differs from the published code: g itself is added, too, and is that of this step, not a moving average.
+    """
+    both = [(local_part(f), local_part(p.grad)) for p, f in zip(parameters, forget, strict=True)
+            if f is not None and p.grad is not None]  # fmt: skip
+    product = sum(float((f.double() * g.double()).sum()) for f, g in both)
+    square = sum(float(local_part(p.grad).double().square().sum()) for p in parameters if p.grad is not None)
+    product, square = sum_over_ranks([product, square])
+    against = min(0.0, product) / square if square > 0 else 0.0
+    for parameter, f in zip(parameters, forget, strict=True):
+        if parameter.grad is None:
+            parameter.grad = f
+        else:
+            local_part(parameter.grad).mul_(1 - against)
+            if f is not None:
+                local_part(parameter.grad).add_(local_part(f))
 
 
 def loss_scale(tokens: int, *precisions: str, device: torch.device) -> float:

@@ -42,7 +42,8 @@ EVERY_FIELD_CHANGED = ForgetConfig(
     method=Method(
         optimizer="adamw", loss="npo", divergence="qkl", alpha=0.3, lr=1e-6, momentum=0.5, teacher_rate=2.0,
         damping=0.0, clip=None, loss_options={"beta": 0.7, "ratio": "mean"}, token_share=0.6, loops_every=3,
-        anchor=0.25, project_conflicts=True, alpha_growth=0.01, hold_budget=0.2, betas=(0.8, 0.9), weight_decay=1e-20, warmup=7,
+        anchor=0.25, project_conflicts=True, alpha_growth=0.01, hold_budget=0.2,
+        betas=(0.8, 0.9), weight_decay=1e-20, warmup=7,
     ),
     phases=(Method(steps=4, loss="it"), Method(steps=5, lr=1e-5)),
     precision=Precision(forget="bf16", divergence="fp16"), compile=True, checkpoint_activations=True,

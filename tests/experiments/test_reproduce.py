@@ -40,7 +40,12 @@ def options(tmp_path: Path, name: str, *, config=None, methods=None, **others) -
     settings = tmp_path / "settings.yaml"
     parts = {"losses": {"steps": 6, "escape_epochs": 1}, "recovery": {"steps": 2}, "deep": {"max_steps": 2}}
     chosen = {field: value for field, value in (TINY | (config or {})).items() if value is not None}
-    parts |= {"config": chosen, "relearning": {"steps": [0, 1], "batch": 2}, "methods": methods or {}}
+    parts |= {
+        "config": chosen,
+        "field": {"max_steps": 2},
+        "relearning": {"steps": [0, 1], "batch": 2},
+        "methods": methods or {},
+    }
     settings.write_text(yaml.safe_dump(parts))
     fixed = {"seeds": "0", "out": tmp_path / "results", "device": "cpu", "limit": 2, "jobs": 1}
     return ReproduceOptions(name=name, settings=settings, **(fixed | others))
@@ -130,6 +135,7 @@ def test_every_experiment_runs_on_the_embedded_benchmark(tmp_path, capsys):
         ("recovery", "recovery-retrained,recovery-adamw-npo-kl", 2),
         ("sequential", "sequential-adamw-npo-kl,sequential-adamw-npo-kl-until-forgotten", 2),
         ("retain-or-general", "adamw-npo-kl,adamw-npo-kl-on-retain", 2),
+        ("field", "field-target,field-retrained,field-rmu", 3),
         ("tradeoff", "", 1),
     ):
         result = run(options(tmp_path, name, config={"batch": 60} if name == "losses" else None, only=only))
@@ -137,7 +143,7 @@ def test_every_experiment_runs_on_the_embedded_benchmark(tmp_path, capsys):
         assert len(done) >= count, name
         assert all(cell["metrics"] for cell in done)
         assert all(Path(figure).stat().st_size > 1000 for figure in result["figures"])
-        drawn = {"losses": 2, "sequential": 2, "recovery": 4, "retain-or-general": 2, "tradeoff": 9}
+        drawn = {"losses": 2, "sequential": 2, "recovery": 4, "retain-or-general": 2, "field": 4, "tradeoff": 9}
         assert len(result["figures"]) == drawn.get(name, 0)
     assert measured(capsys.readouterr().err).count("adamw-npo-kl, seed 0") == 1  # methods' cell serves the others too
     recovered, unlearned = cell(tmp_path, "recovery-adamw-npo-kl"), cell(tmp_path, "adamw-npo-kl")

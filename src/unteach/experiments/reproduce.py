@@ -45,7 +45,7 @@ class ReproduceOptions:
     """What the command takes."""
 
     name: str = ""
-    """Which experiment: deep, losses, methods, recovery, retain-or-general, sequential, theorem or tradeoff."""
+    """Which experiment: deep, field, losses, methods, recovery, retain-or-general, sequential, theorem or tradeoff."""
     benchmark: str = "micro"
     """micro (embedded, needs nothing else), muse-news, muse-books or tofu."""
     model: str = ""
@@ -67,7 +67,7 @@ class ReproduceOptions:
     """Folder with the MMLU validation questions, to be measured too."""
     settings: Path | None = None
     """A YAML file: config (fields of unteach forget), methods (name: fields to change), losses, recovery, relearning,
-    deep."""
+    deep, field."""
     seeds: str = "0,1,2"
     """Seeds, with commas between them."""
     only: str = ""

@@ -24,7 +24,7 @@ from unteach.job.run_folder import STOP_SCORES, MeasuredOnce, SharedScores
 from unteach.models import find_folder, load_model, load_tokenizer
 from unteach.settings import from_values
 
-__all__ = ["Setup"]
+__all__ = ["Groups", "Setup"]
 
 NEVER = "verbmem_f <= -1"
 """A stop rule that is never met: the run takes all its steps."""
@@ -105,8 +105,8 @@ class Setup:
         """A cell that is a run of the forget job with these settings."""
         return Cell(name=name, seed=config.seed, settings=self.fixed(config), run=lambda: self.forget(config)[1])
 
-    def model_cell(self, name: str, groups: Groups | None = None) -> Cell:
-        """A cell that is a given model, ``target`` or ``retrained``, asked ``groups`` of further questions."""
+    def model_cell(self, name: str, groups: Groups | None = None, prefix: str = "deep-") -> Cell:
+        """A cell that is a given model, ``target`` or ``retrained``; asked ``groups`` of questions, ``prefix``ed."""
         part = "model" if name == "target" else "reference"
         inputs = {p: found for p, found in _inputs(self.config).items() if p in (part, "reference")}
         fixed: dict[str, Any] = {"inputs": inputs, "measured": self.final.data_sha256}
@@ -119,7 +119,7 @@ class Setup:
 
         if groups is None:
             return Cell(name=name, seed=0, settings=fixed, run=run)
-        return Cell(name=f"deep-{name}", seed=0, settings=fixed | {"asked": sorted(groups)}, run=run)
+        return Cell(name=f"{prefix}{name}", seed=0, settings=fixed | {"asked": sorted(groups)}, run=run)
 
     def forget(self, config: ForgetConfig) -> tuple[ForgetResult, dict[str, Any]]:
         """Run the forget job, its folder kept where ``out`` names one; returns the result and what a cell keeps."""

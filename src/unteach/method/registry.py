@@ -56,7 +56,7 @@ class ForgetLoss:
         return [line.format(name) for name in hyper if name not in known]
 
     def problems(self, hyper: Mapping[str, Any]) -> list[str]:
-        """What is wrong with hyper-parameters, one line each; the loss itself is asked, with two tokens of three."""
+        """What is wrong with hyper-parameters, one line each; the loss itself is asked, with two tokens."""
         wrong = self.unknown(hyper)
         for name, default in self.hyper.items():
             kind = (int, float) if isinstance(default, float) else type(default)
@@ -66,7 +66,12 @@ class ForgetLoss:
                 wrong.append(f"{name} is missing: forget loss {self.name!r} needs it")
         if wrong:
             return wrong
-        seen = [torch.zeros(1, 2, 3), torch.zeros(1, 2).long(), torch.ones(1, 2).bool()]
+        ids = [value for value in hyper.values() if type(value) is int]  # maybe of tokens, which then must be there
+        seen = [
+            torch.zeros(1, 2, max([3, *(value + 1 for value in ids)])),
+            torch.zeros(1, 2).long(),
+            torch.ones(1, 2).bool(),
+        ]
         seen = [seen[0][0]] if self.reads == "hidden" else seen
         base = {"base_hidden" if self.reads == "hidden" else "base_logits": seen[0]} if self.base else {}
         try:

@@ -30,6 +30,7 @@ OTHER_FLAGS = {
     "--config": ("PATH", "A YAML file of these settings; flags override it."),
     "--json": ("", "Print the result as one JSON object on stdout and nothing else there."),
     "--resume": ("RUN", "Go on with an interrupted run; of its settings only --max-steps N may be given, to raise it."),
+    "--accept-changes": ("", "With --resume: go on though texts, model or settings were changed; it is recorded."),
     "--dry-run": ("", "Only read, check and time what the run would do, as unteach plan does."),
     "--ranks": ("N", "Plan for so many processes under torchrun; memory is then that of each."),
     "--push-to-hub": ("OWNER/NAME", "Also upload the model and its card there, privately, if the rule was met."),
@@ -149,7 +150,12 @@ def _run(name: str, arguments: list[str]) -> int:
         if arguments and not (limit.isdecimal() and int(limit) > 0):
             raise InputError(f"max_steps is {limit!r}: it must be a whole number of steps, at least 1")
         others["--max-steps"] = limit
-        options = from_yaml(kind, Path(others["--resume"]) / "config.yaml", out=others["--resume"])
+        from unteach.job.same_run import saved_config
+
+        run = Path(others["--resume"]).expanduser()
+        options: Any = saved_config(run, int(limit or 0) or None, accept="--accept-changes" in others)
+    elif "--accept-changes" in others:
+        raise InputError("--accept-changes is for a run that goes on: give --resume RUN")
     else:
         start = read_settings(others["--config"]) if "--config" in others else None
         try:
@@ -196,9 +202,12 @@ def _forget(config: ForgetConfig, others: dict[str, str]) -> int:
     from unteach.job import run_forget
     from unteach.job.ending import saying_how_to_go_on
     from unteach.job.hub import check_hub
+    from unteach.job.same_run import ended_already
     from unteach.models.distributed import join
     from unteach.planning.plan import plan
 
+    if "--resume" in others and (ended := ended_already(Path(config.out), int(others["--max-steps"] or 0) or None)):
+        return _ended(ended, Path(config.out), others)
     if config.resolved_device().type == "cuda":
         join()  # every rank looks at its own device
     if "--dry-run" in others:
@@ -211,7 +220,8 @@ def _forget(config: ForgetConfig, others: dict[str, str]) -> int:
     if hub and _speaks():
         check_hub(hub)
     with saying_how_to_go_on(Path(config.out)):
-        result = run_forget(config, resume="--resume" in others, max_steps=limit)
+        accept = "--accept-changes" in others
+        result = run_forget(config, resume="--resume" in others, max_steps=limit, accept_changes=accept)
     return _written(result, Path(config.out), others)
 
 
@@ -224,20 +234,23 @@ class FinishOptions:
 
 
 def _finish(options: FinishOptions, others: dict[str, str]) -> int:
-    from unteach.config import ForgetConfig
     from unteach.job import run_forget
     from unteach.job.ending import saying_how_to_go_on
-    from unteach.settings import from_yaml
+    from unteach.job.same_run import ended_already, saved_config
 
-    run = Path(options.run)
-    if (run / "result.json").exists():
-        content = json.loads((run / "result.json").read_text(encoding="utf-8"))
-        _show(content, [f"{run} has ended already: {content['stop']['reason']}"], others)
-        return DONE if content["forgotten"] else UNMET
-    config = from_yaml(ForgetConfig, run / "config.yaml", out=options.run)
+    run = Path(options.run).expanduser()
+    if content := ended_already(run, by_hand=True):
+        return _ended(content, run, others)
+    config = saved_config(run)
     with saying_how_to_go_on(run):
         result = run_forget(config, finish=True)
     return _written(result, run, others)
+
+
+def _ended(content: dict[str, Any], run: Path, others: dict[str, str]) -> int:
+    """Say of a run that it has ended, and do nothing; the exit status."""
+    _show(content, [f"{run} has ended already: {content['stop']['reason']}"], others)
+    return DONE if content["forgotten"] else UNMET
 
 
 def _written(result: ForgetResult, run: Path, others: dict[str, str]) -> int:
@@ -303,7 +316,7 @@ COMMANDS = {
         "unteach forget MODEL --documents DIR --out RUN [flags]   |   unteach forget --resume RUN [--max-steps N]",
         (f"{_FORGET} --dry-run", _FORGET),
         run=_forget,
-        other_flags=("--config", "--json", "--resume", "--dry-run", "--push-to-hub", *EVERYWHERE),
+        other_flags=("--config", "--json", "--resume", "--accept-changes", "--dry-run", "--push-to-hub", *EVERYWHERE),
     ),
     "finish": Command(
         "unteach.cli:FinishOptions",

@@ -264,7 +264,7 @@ class ForgetConfig:
         "what people set": (
             "model", "documents", "out", "general", "keep", "holdout", "reference", "base", "questions",
             "keep_questions", "text_field", "skip_unreadable", "max_steps", "seed", "device", "track",
-            "--resume", "--dry-run", "--push-to-hub",
+            "--resume", "--accept-changes", "--dry-run", "--push-to-hub",
         ),
         "the method": (
             "method", "trainable", "stop", "batch", "general_batch", "keep_batch", "keep_weight", "expected_steps",

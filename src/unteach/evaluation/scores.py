@@ -194,7 +194,12 @@ def _progress_bars(show: bool | None) -> Iterator[Callable[[str, int], Callable[
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write an object as JSON, all or nothing; NaN is refused."""
-    write_whole(path, json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    write_whole(path, as_json(content))
+
+
+def as_json(content: Mapping[str, Any]) -> str:
+    """An object as JSON text for a file; NaN is refused."""
+    return json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def library_versions() -> dict[str, str]:

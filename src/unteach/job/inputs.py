@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,12 @@ from unteach.config import ForgetConfig
 from unteach.corpora.own import question_problems
 from unteach.data import EMBEDDED_GENERAL, GENERAL_BYTES, Documents, overlap, read_documents
 from unteach.errors import InputError
+from unteach.evaluation.command import hash_weights
 from unteach.models import load_model, load_tokenizer, trainable_parameters
-from unteach.models.distributed import has_shards, in_turns, mesh_of, ranks, shard
+from unteach.models.distributed import has_shards, in_turns, is_first_rank, mesh_of, ranks, shard
+from unteach.models.load import COPIED, find_folder
 from unteach.models.precision import HALF, resolved_precision
+from unteach.writing import file_sha256
 
 __all__ = ["Inputs", "as_documents", "choice", "prepared", "read_inputs", "read_texts", "without_overlap"]
 
@@ -45,6 +49,8 @@ class Inputs:
     """A model that never saw the documents, whose scores the stop rule compares with."""
     base: Any = None
     """A model that never saw the documents, which the loss compares with."""
+    hashes: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """SHA-256 of the models' files by what they are (``weights model``), where they were loaded from folders."""
 
     @property
     def little(self) -> bool:
@@ -68,7 +74,8 @@ class Inputs:
 
     def in_form_of_model(self) -> Inputs:
         """The same with conversations as the model reads them, see ``Documents.in_form_of``."""
-        return dataclasses.replace(self, **{n: each.in_form_of(self.tokenizer) for n, each in self.texts.items()})
+        texts: dict[str, Any] = {name: each.in_form_of(self.tokenizer) for name, each in self.texts.items()}
+        return dataclasses.replace(self, **texts)
 
     def notes(self) -> list[str]:
         """How texts were read, where people should know it: encodings that were assumed, and what was left out."""
@@ -94,7 +101,19 @@ def read_inputs(config: ForgetConfig) -> Inputs:
     model, tokenizer = _load(config.model, config)
     reference = _load(config.reference, config)[0] if config.reference else None
     base = load_model(config.base, device=config.resolved_device())[0] if config.base else None
-    return Inputs(model, tokenizer, **texts, reference=reference, base=base)
+    named = {"model": config.model, "reference": config.reference, "base": config.base}
+    hashes = dict[str, str]()
+    for option, name in named.items() if is_first_rank() else ():
+        hashes |= _hashes(option, find_folder(name)) if name else {}
+    return Inputs(model, tokenizer, **texts, reference=reference, base=base, hashes=hashes)
+
+
+def _hashes(option: str, folder: Path) -> dict[str, str]:
+    """SHA-256 of a model's weights, and of what else of its folder decides how it reads and writes."""
+    digest = hashlib.sha256()
+    for file in sorted(entry for entry in folder.iterdir() if entry.suffix in COPIED and entry.is_file()):
+        digest.update(f"{file.name}\0{file_sha256(file)}\0".encode(errors="surrogateescape"))
+    return {f"weights {option}": hash_weights(folder), f"files {option}": digest.hexdigest()}
 
 
 def as_documents(texts: Sequence[str] | Documents, name: str) -> Documents:

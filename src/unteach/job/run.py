@@ -30,15 +30,15 @@ from unteach.job.run_folder import (
     RunFolder,
     SharedScores,
     check_start,
-    going_on,
+    how_to_get_more,
     rewind,
     step_log,
 )
+from unteach.job.same_run import accepted_changes, begun, going_on_with
 from unteach.models import context_length
 from unteach.models.distributed import from_first_rank, is_first_rank, join, ranks
 from unteach.models.save import save_result
 from unteach.models.threads import with_threads
-from unteach.settings import from_yaml, to_yaml
 from unteach.training.calibrate import calibrated, is_complete, measure, noise_warning
 from unteach.training.checkpoint import Checkpoints
 from unteach.training.loop import Outcome, catching_signals, unlearn
@@ -63,6 +63,7 @@ def run_forget(
     resume: bool = False,
     max_steps: int | None = None,
     finish: bool = False,
+    accept_changes: bool = False,
     say: Callable[[str], None] | None = None,
     shared: MeasuredOnce | None = None,
     measurements: Collection[str] | None = None,
@@ -75,6 +76,7 @@ def run_forget(
         resume: Go on with the run in ``config.out``, with the settings saved there.
         max_steps: The one setting that a resumed run may change; only to more.
         finish: ``unteach finish``: take no further step, and make a result of the best model so far.
+        accept_changes: Go on though texts, models or settings are not those the run began with, and record that.
         say: Gets the lines for people; by default they go to stderr.
         shared: ``SharedScores().measured_once``, the same for several runs that start from one model with the same data
             and seed: the scores before the run, and the reference's, are then measured once.
@@ -86,18 +88,13 @@ def run_forget(
         Interrupted: SIGINT or SIGTERM came; the checkpoint is written.
     """
     join()
-    out = Path(config.out)
-    if finish and (out / "result.json").exists():
-        raise InputError(f"run is {config.out!r}: it has ended, and {out / 'result.json'} says how")
-    if finish and not (out / "metrics.jsonl").exists():
-        raise InputError(f"run is {config.out!r}: it has made no step yet; go on with: {going_on(out)}")
-    if resume or finish:
-        config = from_yaml(ForgetConfig, out / "config.yaml", out=str(out))
-        if max_steps is not None and max_steps < config.max_steps:
-            raise InputError(f"max_steps is {max_steps}: it was {config.max_steps}, and a resume may only raise it")
-        config = dataclasses.replace(config, max_steps=max_steps or config.max_steps)
-    check_start(config, resume or finish)
-    return ForgetJob(read_inputs(config), config, out, resume or finish, finish, say, shared, measurements).run()
+    goes_on = resume or finish
+    with (
+        going_on_with(Path(config.out), max_steps, finish, accept_changes) if goes_on else nullcontext(config) as config
+    ):
+        check_start(config, goes_on)
+        going = (goes_on, finish, accept_changes)
+        return ForgetJob(read_inputs(config), config, Path(config.out), *going, say, shared, measurements).run()
 
 
 def forget(
@@ -156,12 +153,14 @@ class ForgetJob:
         out: Path | None,
         resume: bool = False,
         finish: bool = False,
+        accept_changes: bool = False,
         say: Callable[[str], None] | None = None,
         shared: MeasuredOnce | None = None,
         measurements: Collection[str] | None = None,
     ) -> None:
         self.inputs, self.config, self.out = inputs.in_form_of_model(), config.chosen(little=inputs.little), out
-        self.resume, self.finish, self.measurements = resume, finish, measurements
+        self.resume, self.finish, self.accept, self.measurements = resume, finish, accept_changes, measurements
+        self.changes: list[str] = []
         self.show = say or functools.partial(print, file=sys.stderr)
         self.shared = shared or SharedScores().measured_once
         self.started = time.perf_counter()
@@ -176,13 +175,16 @@ class ForgetJob:
     def run(self) -> ForgetResult:
         """Read, calibrate, measure, unlearn, measure again, save."""
         with RunFolder(self.out, self.resume, self.shared) as self.folder:
+            self.folder.say = self.say
             return self.result()
 
     def result(self) -> ForgetResult:
         """See ``run``."""
+        if self.resume:
+            given = (self.config, self.inputs)
+            self.changes = accepted_changes(self.folder.path, *given, accept=self.accept, say=self.say)
         self.prepare()
-        self.config = self.folder.with_documents(self.config, self.inputs.documents)
-        self.folder.write("config.yaml", to_yaml(self.config))
+        self.config = begun(self.folder, self.config, self.inputs)
         self.measure_start()
         first = self.final_scores("step_000000", self.inputs.model, 0)
         for warning in unanswered(first):
@@ -340,10 +342,9 @@ class ForgetJob:
         """Run the loop, with a log, checkpoints and a way to pause."""
         config = self.config
         metrics = self.folder.path / "metrics.jsonl"
-        begun = from_first_rank(self.resume and metrics.exists())  # else it ended before step 1
+        logs = (metrics, self.folder.path / STOP_SCORES)
+        resume = from_first_rank(self.resume and metrics.exists())  # else it ended before step 1
         first = is_first_rank()
-        if first and not self.finish:
-            (self.folder.path / "result.json").unlink(missing_ok=True)  # a run that goes on has no result yet
         with catching_signals(self.say) as paused, step_log(metrics, config) if first else nullcontext(_ignore) as log:
             outcome = unlearn(
                 self.inputs.model,
@@ -352,20 +353,18 @@ class ForgetJob:
                 config,
                 search=self.search,
                 evaluate=self.evaluate_stop,
-                checkpoints=Checkpoints(self.folder.path / "checkpoints", config.keep_checkpoints),
+                checkpoints=Checkpoints(self.folder.path / "checkpoints", config.keep_checkpoints, logs),
                 base=self.inputs.base,
                 log=log,
                 rewind=functools.partial(rewind, metrics) if first else _ignore,
                 say=self.say,
                 paused=paused,
-                resume=begun,
+                resume=resume,
                 finish=self.finish,
             )
         self.say(f"stopped after {outcome.step} steps: {outcome.reason}")
-        if outcome.rule in ("max_steps", "plateau", "finished"):
-            most = 2 * config.max_steps if outcome.rule == "max_steps" else None
-            further = f"go on with: {going_on(self.out, most)}; or " if self.out and outcome.rule != "plateau" else ""
-            self.say(f"for more, {further}start again and pull harder: --alpha {3 * (config.method.alpha or 1):.2g}")
+        for hint in how_to_get_more(outcome.rule, config, self.out):
+            self.say(hint)
         return outcome
 
     def evaluate_stop(self, step: int) -> Mapping[str, float]:
@@ -395,7 +394,7 @@ class ForgetJob:
             scores=columns,
             verdict=result.verdict,
             forgotten=result.forgotten,
-            notes=[result.stop["reason"], *notes],
+            notes=[result.stop["reason"], *self.changes, *notes],
         )
         self.say(save_result(self.inputs.model, self.parameters, self.inputs.tokenizer, config, out / "model", card))
         self.folder.write("result.json", result.to_dict())

@@ -8,11 +8,12 @@ import hashlib
 import importlib
 import json
 import logging
+import math
 import shlex
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -22,14 +23,15 @@ from rich.progress import BarColumn, Progress, TimeRemainingColumn
 
 from unteach.config import ForgetConfig
 from unteach.data import Documents
-from unteach.errors import InputError
-from unteach.evaluation.scores import Scores, write_json
+from unteach.errors import InputError, first_line
+from unteach.evaluation.scores import Scores, as_json
 from unteach.evaluation.verdict import Finding
 from unteach.job.inputs import PIPED
+from unteach.job.lock import clear_litter, free_problem, holding, is_new, made_folder, remove_made
 from unteach.method.optimizers import OPTIMIZERS
 from unteach.models.distributed import from_first_rank, is_first_rank
 from unteach.settings import nearest_name
-from unteach.writing import write_whole
+from unteach.writing import file_sha256, sealed, unsealed, write_whole
 
 try:
     import fcntl
@@ -42,6 +44,8 @@ RUN_LOG = "run.log"
 """Every line that the terminal shows."""
 STOP_SCORES = "evaluations/stop.jsonl"
 """A line for every evaluation of the stop rule, in the order in which they were made, and one before the first step."""
+SUMS = "checkpoints/sums.json"
+"""SHA-256 of all scores that a resumed run reads back, as they are or were before."""
 T = TypeVar("T")
 MeasuredOnce = Callable[[str, Callable[[], Any]], Any]
 """Takes a name and what measures it; gives back what was measured under that name, once."""
@@ -125,11 +129,51 @@ class RunFolder:
         self._temporary = tempfile.TemporaryDirectory() if out is None and is_first_rank() else None
         self.path = from_first_rank(Path(self._temporary.name) if self._temporary else Path(str(out)))
         self.resume, self._shown = resume, list[str]()
+        self.say: Callable[[str], None] = self._shown.append
+        """Gets what people should know of files that are damaged."""
+        self._lock, self._begun = ExitStack(), False
+        self._made: Path | None = None
+
+    def begin(self) -> None:
+        """Make the folder of a new run, and keep other processes out of it (a resumed run does so before it reads)."""
+        if self._temporary or self.resume:
+            return
+        self._made = made_folder(self.path)
+        self._lock.enter_context(holding(self.path))
+        if not from_first_rank(is_new(self.path)):
+            raise InputError(f"out is {str(self.path)!r}, in which another run began meanwhile: name a new folder")
+        self._begun = True
+        clear_litter(self.path)
 
     def write(self, name: str, content: Any) -> None:
         """Write a text, or anything else as JSON, all or nothing."""
         if is_first_rank():
-            (write_whole if isinstance(content, str) else write_json)(self.path / name, content)
+            text = content if isinstance(content, str) else as_json(content)
+            if not isinstance(content, str):
+                sums = self._sums()
+                sums[name] = [*sums.get(name, [])[-1:], hashlib.sha256(text.encode()).hexdigest()]
+                write_whole(self.path / SUMS, sealed(sums))  # first: a file that is there has its sum there
+            write_whole(self.path / name, text)
+
+    def _sums(self) -> dict[str, Any]:
+        try:
+            return unsealed((self.path / SUMS).read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError):
+            return {}
+
+    def _sound(self, name: str) -> bool:
+        """Whether a file is there as it was written; what is damaged is said."""
+        file, sums = self.path / name, self._sums()
+        if not self.resume or not file.is_file():
+            return False
+        try:
+            if name in sums and file_sha256(file) not in sums[name]:
+                raise ValueError("its checksum does not match")
+            _from_file(file)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            self.say(f"warning: {file} is damaged ({first_line(error)}) and is measured again")
+            return False
+        return True
 
     def add_line(self, name: str, row: dict[str, Any]) -> None:
         """Add a line to a file of JSON lines."""
@@ -145,7 +189,7 @@ class RunFolder:
 
     def remember(self, name: str, compute: Callable[[], T], shared: str = "") -> T:
         """Scores: read back when a run is resumed, else computed, by one of all runs that share them under a name."""
-        if from_first_rank(self.resume and (self.path / name).exists()):
+        if from_first_rank(self._sound(name) if is_first_rank() else False):
             return _from_file(self.path / name)
         once = self._measured_once if shared else lambda name, compute: compute()
         scores = once(shared, lambda: from_first_rank(compute()))
@@ -162,9 +206,15 @@ class RunFolder:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         if self._temporary:
             self._temporary.cleanup()
+        elif self._begun and kind and issubclass(kind, InputError) and not (self.path / "metrics.jsonl").exists():
+            if is_first_rank():
+                remove_made(self.path, self._made)
+        elif not self._begun and self._made:
+            remove_made(self.path, self._made)
+        self._lock.close()
 
 
 def add_to_log(run: Path, lines: Sequence[str]) -> None:
@@ -177,6 +227,15 @@ def add_to_log(run: Path, lines: Sequence[str]) -> None:
 def going_on(out: Path | None, max_steps: int | None = None) -> str:
     """The command that goes on with a run."""
     return f"unteach forget --resume {shlex.quote(str(out))}" + (f" --max-steps {max_steps}" if max_steps else "")
+
+
+def how_to_get_more(rule: str, config: ForgetConfig, out: Path | None) -> list[str]:
+    """A line on what can be done where a run ended by this rule, which is not its own."""
+    if rule not in ("max_steps", "plateau", "finished"):
+        return []
+    most = 2 * config.max_steps if rule == "max_steps" else None
+    further = f"go on with: {going_on(out, most)}; or " if out and rule != "plateau" else ""
+    return [f"for more, {further}start again and pull harder: --alpha {3 * (config.method.alpha or 1):.2g}"]
 
 
 @contextmanager
@@ -214,18 +273,18 @@ def step_log(file: Path, config: ForgetConfig) -> Iterator[Callable[[dict[str, A
 
 
 def rewind(file: Path, step: int) -> None:
-    """Drop the rows after a step from a log: they will come again. A half-written last line goes too."""
-    if not file.exists():
-        return
-    rows = []
-    for line in file.read_text(encoding="utf-8").splitlines():
-        try:
-            if json.loads(line)["step"] > step:
-                break
-        except json.JSONDecodeError:
-            break
-        rows.append(f"{line}\n")
-    write_whole(file, "".join(rows))
+    """Drop the rows after a step from a log: they will come again. What is no row goes too, such as half a line."""
+    if file.exists():
+        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+        write_whole(file, "".join(f"{line}\n" for line in lines if _step_of(line) <= step))
+
+
+def _step_of(line: str) -> float:
+    """The step of a row; infinity where it is none."""
+    try:
+        return float(json.loads(line)["step"])
+    except (ValueError, TypeError, KeyError, RecursionError, OverflowError):
+        return math.inf
 
 
 def _add_line(file: Path, row: dict[str, Any]) -> None:
@@ -236,11 +295,11 @@ def _add_line(file: Path, row: dict[str, Any]) -> None:
 
 def check_start(config: ForgetConfig, resume: bool = False, *, alone: bool = False) -> None:
     """Refuse a new run in a folder that holds something, and what is no tracker; ``alone``: other ranks do not call."""
-    out = Path(config.out)
-    used = not resume and bool(config.out) and out.exists() and (not out.is_dir() or any(out.iterdir()))
-    if used if alone else from_first_rank(used):
-        better = f"name a new folder, or --resume {config.out}"
-        raise InputError(f"out is {config.out!r}, which exists and is not empty: {better}")
+    problem = "" if resume or not config.out else free_problem(Path(config.out))
+    if not problem and not resume and config.out and not is_new(Path(config.out)):
+        problem = f"which exists and is not empty: name a new folder, or --resume {config.out}"
+    if problem := problem if alone else from_first_rank(problem):
+        raise InputError(f"out is {config.out!r}{', ' if problem.startswith('which') else ': '}{problem}")
     check_tracker(config.track)
 
 

@@ -38,7 +38,7 @@ EVERY_FIELD_CHANGED = ForgetConfig(
     model="a model", documents="données/", out="run: 1", general="general.jsonl", keep="keep/", holdout="holdout/",
     reference="retrained", questions="questions.jsonl", keep_questions="kept.jsonl", base="small", text_field="body",
     question_template="{question} ->", skip_unreadable=True, document_mode="truncate", max_tokens=77, general_tokens=33,
-    batch=3, general_batch=5, keep_batch=6, keep_weight=0.5, micro_batch=2, trainable="all",
+    general_mib=7, batch=3, general_batch=5, keep_batch=6, keep_weight=0.5, micro_batch=2, trainable="all",
     method=Method(
         optimizer="adamw", loss="npo", divergence="qkl", alpha=0.3, lr=1e-6, momentum=0.5, teacher_rate=2.0,
         damping=0.0, clip=None, loss_options={"beta": 0.7, "ratio": "mean"}, token_share=0.6, loops_every=3,
@@ -47,7 +47,7 @@ EVERY_FIELD_CHANGED = ForgetConfig(
     ),
     phases=(Method(steps=4, loss="it"), Method(steps=5, lr=1e-5)),
     precision=Precision(forget="bf16", divergence="fp16"), compile=True, checkpoint_activations=True,
-    stop=Stop(metric="verbmem_f <= 21.8", parity=True, utility_floor=float("inf")),
+    stop=Stop(metric="verbmem_f <= 21.8", parity=True, utility_floor=float("inf"), refine=False, probes="micro"),
     expected_steps=9, max_steps=10, evaluate_every=11, probes=12, checkpoint_every=13, keep_checkpoints=14, seed=15,
     device="cpu", track="tensorboard", save_dtype="source", threads=3,
 )  # fmt: skip

@@ -1,14 +1,22 @@
 """Every YAML under configs/ against a table written from the authors' logs."""
 
 import dataclasses
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
+import unteach
+from unteach.cli import main
 from unteach.config import ForgetConfig, Method, Precision, Stop
-from unteach.settings import from_yaml
+from unteach.job.presets import PRESETS, preset
+from unteach.job.run import HELDOUT_GENERAL
+from unteach.method.optimizers import OPTIMIZERS, AnchoredAdamW
+from unteach.settings import from_yaml, parse
 
 FOLDER = Path(__file__).parent.parent / "configs"
 NEWS = {"document_mode": "truncate", "batch": 40, "general_batch": 40, "evaluate_every": 100, "max_steps": 2000}
@@ -23,6 +31,8 @@ KL, QKL = {"divergence": "kl_reverse"}, {"divergence": "qkl_frozen"}
 TINY = {"base": "TinyLlama/TinyLlama-1.1B-Chat-v1.0"}
 FOLD = {"documents": "muse-bench/MUSE-News:sust:forget_1"}
 NONE, RECITED = "verbmem_f <= -1", "verbmem_f <= 21.8"
+
+BYTES_OF_A_CHUNK = 64 * 2**20 / 30_000
 
 TABLE: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     # name: what the run has, what its method has, stop rule
@@ -95,12 +105,14 @@ def test_numbers_are_those_of_the_logs(name: str) -> None:
         "save_dtype": "float32",
     } | run
     assert {field: getattr(config, field) for field in expected} == expected
-    assert config.stop == Stop(metric=stop, utility_floor=float("inf"), plateau=0)
+    own = f"muse-{corpus.lower()}"
+    assert config.stop == Stop(metric=stop, utility_floor=float("inf"), plateau=0, refine=False, probes=own)
     check_method(config.method, method)
     assert len(config.phases) == (name in PHASES)
     for phase in config.phases:
         check_method(phase, PHASES[name])
-    assert (config.questions is None) == (not stop.startswith("knowmem"))
+    assert config.questions is None, "the stop rule asks MUSE's own"
+    assert config.general_mib * 2**20 >= 2000 * 40 * BYTES_OF_A_CHUNK
 
 
 def parts(name: str) -> list[tuple[type, dict[str, Any]]]:
@@ -116,7 +128,7 @@ def test_is_complete(name: str) -> None:
     named: dict[type, set[str]] = {}
     for kind, given in (part for other in TABLE for part in parts(other)):
         named.setdefault(kind, set()).update(given)
-    assert [len(fields) for fields in named.values()] == [32, 2, 3, 16]
+    assert [len(fields) for fields in named.values()] == [33, 2, 5, 16]
     for kind, given in parts(name):
         assert list(given) == [field.name for field in dataclasses.fields(kind) if field.name in named[kind]]
 
@@ -127,3 +139,90 @@ def test_says_where_paper_and_logs_differ(name: str) -> None:
     comments = [line for line in lines if line.startswith("#")]
     assert comments == lines[: len(comments)]
     assert any(line.startswith("# - ") and "paper" in line and "logs" in line for line in comments)
+
+
+def of_padding() -> bool:
+    """A divergence divides by real tokens, not by all positions."""
+    logits = torch.randn(2, 1, 4, 5, generator=torch.Generator().manual_seed(0))
+    mask = torch.tensor([[True, True, False, False]])
+    whole = unteach.divergence("kl", logits[0][:, :2], logits[1][:, :2], mask[:, :2])
+    return torch.equal(unteach.divergence("kl", logits[0], logits[1], mask), whole)
+
+
+def of_length() -> bool:
+    """NPO's mean ratio does not see padding."""
+    logits, base = torch.randn(2, 1, 4, 5, generator=torch.Generator().manual_seed(0))
+    mask, labels = torch.tensor([[True, True, False, False]]), torch.zeros(1, 4, dtype=torch.int64)
+    short = unteach.forget_loss("npo", logits[:, :2], labels[:, :2], mask[:, :2], base_logits=base[:, :2], ratio="mean")
+    return torch.equal(unteach.forget_loss("npo", logits, labels, mask, base_logits=base, ratio="mean"), short)
+
+
+def first_rate(**options: float) -> float:
+    return AnchoredAdamW([torch.nn.Parameter(torch.zeros(1))], lr=1.0, warmup=100, **options).learning_rate(0)
+
+
+DEPARTURES: dict[str, tuple[Callable[[list[Method]], bool], Callable[[], bool]]] = {
+    # how the line begins: which configs have it, and that the code does so
+    "means run over real tokens": (lambda methods: True, of_padding),
+    "NPO: the mean log-ratio": (lambda methods: "npo" in {m.loss for m in methods}, of_length),
+    "IT: the paper's direction": (
+        lambda methods: "it" in {m.loss for m in methods},
+        lambda: {"it", "it_forward"} <= set(unteach.LOSSES),
+    ),
+    "warm-up: the paper's tenth": (
+        lambda methods: any(m.optimizer == "adamw" and m.warmup for m in methods),
+        lambda: (first_rate(), first_rate(warmup_share=0.01)) == (0.1, 0.01),
+    ),
+    "damping in AdamW's phase": (
+        lambda methods: len(methods) > 1,
+        lambda: "damping" not in OPTIMIZERS["adamw"].settings,
+    ),
+    "general text: passages shared": (lambda methods: True, lambda: HELDOUT_GENERAL == 64),
+}
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_the_header_lists_the_departures_of_the_code_and_no_others(name: str) -> None:
+    text = (FOLDER / f"{name}.yaml").read_text(encoding="utf-8")
+    listed = re.findall(r"^# - (.*)", text.partition("# Departs from the authors' runs")[2], re.MULTILINE)
+    config: ForgetConfig = from_yaml(ForgetConfig, FOLDER / f"{name}.yaml")
+    methods = [*config.phases, config.method]
+    assert len(listed) == sum(applies(methods) for applies, _ in DEPARTURES.values())
+    for start, (applies, holds) in DEPARTURES.items():
+        assert any(line.startswith(start) for line in listed) == applies(methods), start
+        assert holds(), f"{start}: the code does otherwise, the headers must say so"
+    for flags in re.findall(r"--optimizer-options (\w+)=", text):
+        assert OPTIMIZERS["adamw"].unknown("adamw", [flags]) == []
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_is_its_row_without_what_belongs_to_muse(name: str) -> None:
+    file, about, _ = PRESETS[name]
+    content = yaml.safe_load((FOLDER / f"{file}.yaml").read_text(encoding="utf-8"))
+    given = preset(name)
+    shared = {"steps", "betas", "weight_decay", "warmup"} | {"momentum", "teacher_rate", "damping"}
+    for part, values in (("method", content["method"]), ("stop", content["stop"])):
+        mine = given.pop(part)
+        assert mine == {key: values[key] for key in mine}
+        left = {key for key in values if key not in mine and values[key] != {}}
+        assert left <= (shared if part == "method" else {"metric", "probes"}), "all that the method uses is there"
+    assert given == {key: content[key] for key in given}
+    muse = {"model", "documents", "out", "general", "holdout", "reference", "questions", "base", "text_field", "phases"}
+    sizes = {"max_tokens", "general_tokens", "general_mib", "micro_batch", "precision", "compile", "probes"}
+    rest = {"checkpoint_activations", "expected_steps", "checkpoint_every", "keep_checkpoints", "seed", "device"}
+    assert set(content) - set(given) - {"method", "stop"} <= muse | sizes | rest | {"track", "save_dtype"}
+    assert about.split()[0] in ("Table", "Figure")
+
+
+def test_presets_are_listed_and_run_under_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["forget", "--list-presets"]) == 0
+    assert {line.split()[0] for line in capsys.readouterr().out.splitlines()} == set(PRESETS)
+    assert main(["forget", "micro:target", "--preset", "paper-mt-nlul-kk"]) == 2
+    assert "did you mean paper-mt-nlul-kl?" in capsys.readouterr().err
+    assert main(["forget", "micro:target", "--preset", "paper-mt-nlul-kl", "--config", "x.yaml"]) == 2
+    assert "--preset and --config are both given" in capsys.readouterr().err
+    start = preset("paper-mt-nlul-kl")
+    config = parse(ForgetConfig, ["micro:target", "--alpha", "0.3", "--batch", "8"], flatten=("method",), start=start)
+    assert (config.method.alpha, config.method.damping, config.batch, config.general_batch) == (0.3, 5.0, 8, 40)
+    assert config.stop.refine is False
+    assert preset("paper-mt-nlul-kl")["method"]["alpha"] == 0.05, "a preset is not changed by its use"

@@ -28,6 +28,8 @@ FIRST_RANK_SPEAKS = 10.0
 """Seconds that the other ranks leave the first one to say what is wrong, before they exit."""
 OTHER_FLAGS = {
     "--config": ("PATH", "A YAML file of these settings; flags override it."),
+    "--preset": ("NAME", "The settings of a published row, on any model; flags override them."),
+    "--list-presets": ("", "Only name the presets."),
     "--json": ("", "Print the result as one JSON object on stdout and nothing else there."),
     "--resume": ("RUN", "Go on with an interrupted run; of its settings only --max-steps N may be given, to raise it."),
     "--accept-changes": ("", "With --resume: go on though texts, model or settings were changed; it is recorded."),
@@ -38,6 +40,7 @@ OTHER_FLAGS = {
     "--verbose": ("", "Say more: every step, and where an error arose."),
 }
 """Flags that are no settings of a run: what they take, and their help."""
+PRESET_FLAGS = ("--preset", "--list-presets")
 EVERYWHERE = ("--quiet", "--verbose")
 """Those of every command."""
 
@@ -142,6 +145,11 @@ def _run(name: str, arguments: list[str]) -> int:
         print(f"usage: {command.usage}\n\n{command.summary}\n\nexamples:\n{examples}\n\n{flags}")
         return DONE
     others, arguments = take_flags(arguments, command.other_flags)
+    if "--list-presets" in others:
+        from unteach.job.presets import listing
+
+        print(listing())
+        return DONE
     if "--resume" in others:
         flag, _, limit = " ".join(arguments).replace("=", " ").partition(" ")
         if (arguments and flag != "--max-steps") or "--" in limit:
@@ -157,11 +165,17 @@ def _run(name: str, arguments: list[str]) -> int:
     elif "--accept-changes" in others:
         raise InputError("--accept-changes is for a run that goes on: give --resume RUN")
     else:
+        if {"--preset", "--config"} <= set(others):
+            raise InputError("--preset and --config are both given: give one of them; flags override either")
         start = read_settings(others["--config"]) if "--config" in others else None
+        if "--preset" in others:
+            from unteach.job.presets import preset
+
+            start = preset(others["--preset"])
         try:
             options = parse(kind, arguments, flatten=("method",), start=start)
         except InputError:
-            if start is not None:
+            if "--config" in others:
                 from_yaml(kind, others["--config"])  # what is wrong with the file itself is reported with its name
             raise
     if command.run is not None:
@@ -316,7 +330,10 @@ COMMANDS = {
         "unteach forget MODEL --documents DIR --out RUN [flags]   |   unteach forget --resume RUN [--max-steps N]",
         (f"{_FORGET} --dry-run", _FORGET),
         run=_forget,
-        other_flags=("--config", "--json", "--resume", "--accept-changes", "--dry-run", "--push-to-hub", *EVERYWHERE),
+        other_flags=(
+            "--config", *PRESET_FLAGS, "--json", "--resume", "--accept-changes", "--dry-run", "--push-to-hub",
+            *EVERYWHERE,
+        ),  # fmt: skip
     ),
     "finish": Command(
         "unteach.cli:FinishOptions",
@@ -332,7 +349,7 @@ COMMANDS = {
         "unteach plan MODEL --documents DIR [flags of forget] [--ranks N]",
         ("unteach plan micro:target --documents micro:forget",),
         run=_plan,
-        other_flags=("--config", "--json", "--ranks", *EVERYWHERE),
+        other_flags=("--config", *PRESET_FLAGS, "--json", "--ranks", *EVERYWHERE),
     ),
     "evaluate": Command(
         "unteach.evaluation.command:EvaluateOptions",

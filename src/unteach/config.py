@@ -166,6 +166,12 @@ class Stop:
     plateau: int = 3
     """Where the run has come no nearer to its rule over so many evaluations, and expected_steps have passed, alpha is
     doubled, once; after as many more it ends. 0: never (paper)."""
+    refine: bool = True
+    """Where an evaluation finds the rule met, go back and find the first step that meets it. Off: keep the model found,
+    up to evaluate_every steps beyond the rule, as in the paper's runs."""
+    probes: str | None = None
+    """Measure the rule on a benchmark's own passages and questions, not on passages cut from the documents: muse-news,
+    muse-books or micro; with its folder of tables, muse-news:FOLDER. None: cut from the documents."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -208,6 +214,9 @@ class ForgetConfig:
     general_tokens: int | None = None
     """Length of general-text chunks. None: 512, or the model's context, or the longest document (at least 128), if that
     is shorter."""
+    general_mib: int = 64
+    """General text is read up to so many MiB: 64 hold about 30,000 chunks of 512 tokens (2,000 steps of the paper's 40
+    draw 80,000)."""
     batch: int = 16
     """Forget sequences per step (the paper: 40)."""
     general_batch: int = 16
@@ -284,7 +293,7 @@ class ForgetConfig:
             if phase.steps is None:
                 wrong.append(f"phases[{number}].steps is missing: every phase but the last needs a length")
         counts = ("max_steps", "evaluate_every", "expected_steps", "probes", "checkpoint_every", "keep_checkpoints")
-        batches = ("batch", "general_batch", "keep_batch", "micro_batch")
+        batches = ("batch", "general_batch", "keep_batch", "micro_batch", "general_mib")
         wrong += _outside(self, "", "at least 1", *batches, *counts, "threads")
         wrong += _outside(self, "", "at least 2", "max_tokens", "general_tokens")
         wrong += _outside(self, "", "zero or positive", "seed")

@@ -1,11 +1,14 @@
 """What a run measures, what it stops at, and what it says before it begins."""
 
+import json
+
 import pytest
 
 from personal_records import record
-from unteach.config import ForgetConfig, Method
-from unteach.corpora import micro
+from unteach.config import ForgetConfig, Method, Stop
+from unteach.corpora import MeasuringSettings, Question, micro
 from unteach.data import Documents
+from unteach.errors import InputError
 from unteach.evaluation.metrics import RAW_AUC
 from unteach.job.inputs import Inputs, choice
 from unteach.job.probes import LOSS_AUC, run_probes, saw_the_documents, stop_rule
@@ -43,6 +46,35 @@ def test_own_documents_are_measured_on_what_was_given():
     assert (len(kept.membership_retain), len(kept.membership_holdout)) == (3, 5)
     short = Documents("short", ["a word"])
     assert probes(documents="x", watched=short).final.verbatim_retain == (), "too short for a passage"
+
+
+def test_a_rule_can_be_measured_on_the_passages_and_questions_of_a_benchmark(tmp_path):
+    """In the benchmark's own way, all of them; the report still has passages that the rule did not use."""
+    tables = {
+        "verbmem/forget": [{"prompt": f"It was said {n}", "gt": "that it was so."} for n in range(12)],
+        "knowmem/forget_qa": [{"question": f"Who is {n}?", "answer": "Ann"} for n in range(3)],
+        "knowmem/forget_qa_icl": [{"question": "Who?", "answer": "Bob"}],
+    }
+    for name, rows in tables.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    cut = probes(documents="x")
+    stop = Stop(metric="knowmem_f <= 35.0 and verbmem_f <= 21.8", probes=f"muse-news:{tmp_path}")
+    found = probes(documents="x", stop=stop)
+    assert [probe.prompt for probe in found.stop.verbatim_forget] == [row["prompt"] for row in tables["verbmem/forget"]]
+    assert len(found.stop.knowledge_forget) == 3
+    assert found.stop.knowledge_forget_examples == (Question("Who?", "Bob"),)
+    assert found.stop.settings == MeasuringSettings()
+    assert found.final == cut.final
+    assert found.start.general_texts == cut.start.general_texts
+    assert found.start.verbatim_holdout == cut.start.verbatim_holdout
+    assert {"verbmem_f", "knowmem_f"} <= set(found.names())
+    for wrong, why in (("muse-nws", "benchmark is 'muse-nws': allowed are"), ("muse-news:nowhere", "no such folder")):
+        with pytest.raises(InputError, match=f"stop.probes is '{wrong}': .*{why}"):
+            probes(documents="x", stop=Stop(probes=wrong))
+    (tmp_path / "verbmem/forget.jsonl").unlink()
+    with pytest.raises(InputError, match="has no passages to be continued"):
+        probes(documents="x", stop=stop)
 
 
 @pytest.mark.parametrize("words", [[20], [75], [100, 20], [20, 40, 60, 80, 100], [30] * 12])

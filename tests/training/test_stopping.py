@@ -55,6 +55,23 @@ def test_the_first_step_is_found_with_few_evaluations(crossing):
     assert len(evaluated) <= 3 + 5 + 2
 
 
+@pytest.mark.parametrize("crossing", [1, 9, 10, 11, 29])
+def test_without_refinement_the_model_of_the_evaluation_is_kept(crossing):
+    """As in the paper's runs: looked at every ten steps, overshoot included."""
+    evaluated, move = drive(lambda n: {"verbmem_f": 80.0 if n < crossing else 10.0}, recital(), narrow=False)
+    assert (move.kind, move.rule) == ("end", "stop")
+    assert move.step == evaluated[-1] == -(-crossing // 10) * 10
+    assert evaluated == list(range(10, move.step + 1, 10))
+
+
+def test_without_refinement_nothing_is_expected_and_going_too_far_is_said():
+    auc = lambda n: {"verbmem_f": 10.0, AUC: 0.02 * n, "knowmem_f": 5.0}  # noqa: E731
+    evaluated, move = drive(auc, PARITY, narrow=False)
+    assert evaluated == [10, 20, 30]
+    assert (move.rule, move.step) == ("nearest", 30)
+    assert "went too far" in move.reason
+
+
 def test_a_rule_that_is_never_met_ends_at_the_last_step():
     evaluated, move = drive(lambda n: {"verbmem_f": 80.0}, recital(), last=25)
     assert evaluated == [10, 20, 25]

@@ -39,7 +39,8 @@ KEY_DEFAULTS: dict[str, dict[str, Any]] = {
         "documents": "", "out": "", "general": None, "keep": None, "holdout": None, "reference": None,
         "questions": None, "keep_questions": None, "question_template": None, "keep_batch": 16, "keep_weight": 1.0,
         "base": None, "text_field": "text", "skip_unreadable": False, "document_mode": "chunk", "max_tokens": None,
-        "general_tokens": None, "batch": 16, "general_batch": 16, "micro_batch": None, "trainable": "blocks",
+        "general_tokens": None, "general_mib": 64, "batch": 16, "general_batch": 16, "micro_batch": None,
+        "trainable": "blocks",
         "method": {}, "phases": [], "precision": {}, "compile": False, "checkpoint_activations": False, "stop": {},
         "expected_steps": 100, "max_steps": 500, "evaluate_every": 20, "probes": 64, "checkpoint_every": 20,
         "keep_checkpoints": 2, "seed": 0, "device": "auto", "track": "none", "save_dtype": "auto",
@@ -63,7 +64,7 @@ KEY_DEFAULTS: dict[str, dict[str, Any]] = {
     "loss jensun": {"token": 0},
     "loss rmu": {"layer": None, "coefficient": 20.0, "seed": 0},
     "Precision": {"forget": "auto", "divergence": "auto"},
-    "Stop": {"metric": None, "parity": None, "utility_floor": 0.5, "plateau": 3},
+    "Stop": {"metric": None, "parity": None, "utility_floor": 0.5, "plateau": 3, "refine": True, "probes": None},
     "RecoverySettings": {"lr": 1e-4, "steps": 100, "batch": 16, "max_tokens": 512},
     "RelearningSettings": {"lr": 1e-4, "steps": [0, 5, 10, 20, 40, 80], "batch": 24},
     "TheoremSettings": {

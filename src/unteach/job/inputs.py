@@ -13,7 +13,7 @@ import torch
 
 from unteach.config import ForgetConfig
 from unteach.corpora.own import question_problems
-from unteach.data import EMBEDDED_GENERAL, GENERAL_BYTES, Documents, overlap, read_documents
+from unteach.data import EMBEDDED_GENERAL, Documents, overlap, read_documents
 from unteach.errors import InputError
 from unteach.evaluation.command import hash_weights
 from unteach.models import load_model, load_tokenizer, trainable_parameters
@@ -201,7 +201,7 @@ def read_texts(config: ForgetConfig) -> dict[str, Any]:
     for option, source in sources.items():
         if source is not None:
             how: dict[str, Any] = {"text_field": config.text_field, "skip_unreadable": config.skip_unreadable}
-            most = GENERAL_BYTES if option == "general" else None
+            most = config.general_mib * 2**20 if option == "general" else None
             try:
                 texts[option] = read_documents(source, option=option, max_bytes=most, **how)
             except InputError as error:

@@ -12,6 +12,7 @@ from typing import Any
 
 from unteach.config import ForgetConfig
 from unteach.corpora import Benchmark, Probe, micro
+from unteach.corpora.catalog import load_benchmark
 from unteach.corpora.own import (
     MINIMUM_TOKENS,
     cut_probes,
@@ -22,6 +23,7 @@ from unteach.corpora.own import (
     with_names,
 )
 from unteach.data import Documents, special_ids
+from unteach.errors import InputError
 from unteach.evaluation.formulas import FEW, chance_level
 from unteach.evaluation.metrics import RAW_AUC
 from unteach.job.inputs import Inputs
@@ -145,7 +147,25 @@ def run_probes(
         many = cut_probes(never_seen, tokenizer, **sizes | {"count": 8 * config.probes, "first_chunk": True})
         stop, final = (_with_names(half, many, tokenizer, config.probes) for half in (stop, final))
         said = final.notes[-1]
+    if config.stop.probes:
+        stop, said = benchmarks_own(config.stop.probes, stop), ""
     return Probes(_cheap(stop, config, parity=parity, detectable=detectable), final, said)
+
+
+def benchmarks_own(probes: str, cut: Benchmark) -> Benchmark:
+    """What a benchmark itself asks and has recited, measured in its own way, with the other parts of ``cut``.
+
+    ``probes`` is its name, or the name and the folder of its tables: ``muse-news:FOLDER``. Nothing of it is shortened.
+    """
+    name, _, folder = probes.partition(":")
+    try:
+        found = load_benchmark(name, Path(folder) if folder else None)
+    except ValueError as error:
+        raise InputError(f"stop.probes is {probes!r}: {error}") from None
+    if not found.verbatim_forget:
+        raise InputError(f"stop.probes is {probes!r}: the benchmark has no passages to be continued; name another")
+    parts = ("verbatim_holdout", "general_texts", "membership_forget", "membership_retain", "membership_holdout")
+    return dataclasses.replace(found, **{part: getattr(cut, part) for part in parts})
 
 
 def _with_names(half: Benchmark, unseen: Sequence[Probe], tokenizer: Any, most: int) -> Benchmark:
@@ -168,7 +188,7 @@ def _cheap(benchmark: Benchmark, config: ForgetConfig, *, parity: bool, detectab
     return dataclasses.replace(
         benchmark,
         name=f"{benchmark.name}, stop rule",
-        verbatim_forget=benchmark.verbatim_forget[:most],
+        verbatim_forget=benchmark.verbatim_forget[: None if config.stop.probes else most],
         verbatim_holdout=benchmark.verbatim_holdout[:most],
         general_texts=benchmark.general_texts[: min(most, GENERAL_TEXTS)],
         membership_forget=benchmark.membership_forget[:most] if compares else (),

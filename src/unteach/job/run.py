@@ -309,6 +309,7 @@ class ForgetJob:
             last=config.max_steps,
             utility_floor=config.stop.utility_floor,
             patience=config.stop.plateau,
+            narrow=config.stop.refine,
             expected=config.expected_steps + sum(phase.steps or 0 for phase in config.phases),
         )
 

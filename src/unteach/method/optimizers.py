@@ -26,19 +26,21 @@ class AnchoredAdamW(torch.optim.AdamW):
     """AdamW as the paper runs its baselines: clipped, warmed up, with a teacher that never moves.
 
     The teacher is the model at the first use, so ``teacher_weights()`` works as it does for ``MeanTeacher`` and the
-    loop has one path. For ``warmup`` steps the learning rate is a tenth of ``lr``, then it rises linearly for as many.
-    With a ``cooldown`` it falls linearly after that, in so many steps, to a tenth again. 0: it stays.
+    loop has one path. For ``warmup`` steps the learning rate is a share ``warmup_share`` of ``lr`` (the authors' code:
+    0.01), then it rises linearly for as many. With a ``cooldown`` it falls linearly after that, in so many steps, to a
+    tenth. 0: it stays.
     """
 
     def __init__(
         self, params: Iterable[Any], lr: float, betas: tuple[float, float] = (0.9, 0.95), weight_decay: float = 0.0,
-        clip: float | None = 1.0, warmup: int = 100, cooldown: int = 0,
+        clip: float | None = 1.0, warmup: int = 100, cooldown: int = 0, warmup_share: float = 0.1,
     ) -> None:  # fmt: skip
         parameters = list(params)
         on_gpu = bool(parameters) and all(isinstance(p, Tensor) and p.device.type == "cuda" for p in parameters)
         # On a GPU in one kernel: otherwise the square roots of all second moments are held at once.
         super().__init__(parameters, lr=lr, betas=betas, weight_decay=weight_decay, fused=on_gpu or None)
         self.peak_lr, self.clip, self.warmup, self.cooldown, self.steps_taken = lr, clip, warmup, cooldown, 0
+        self.warmup_share = warmup_share
         self.last_grad_norm: float | None = None
         self.last_clip_factor: float | None = None
         self._teacher: list[Tensor] | None = None
@@ -48,7 +50,7 @@ class AnchoredAdamW(torch.optim.AdamW):
         """The learning rate of a step, counted from 0."""
         risen = min(1.0, max(0.0, (step - self.warmup) / self.warmup)) if self.warmup else 1.0
         fallen = min(1.0, max(0, step - 2 * self.warmup) / self.cooldown) if self.cooldown else 0.0
-        return self.peak_lr * (0.1 + 0.9 * min(risen, 1 - fallen))
+        return self.peak_lr * min(self.warmup_share + (1 - self.warmup_share) * risen, 0.1 + 0.9 * (1 - fallen))
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]

@@ -122,6 +122,8 @@ class Search:
         utility_floor: The run ends where ``nll_general`` has risen by more nats per token than this.
         patience: Where the distance from the rule has not fallen over so many evaluations, ``every`` steps apart, α is
             raised, once; after as many more without progress the run ends. 0: never.
+        narrow: Go back where an evaluation finds the rule met; else the model found is kept, and evaluations come every
+            ``every`` steps, whatever they let expect.
         expected: Before this step nothing is taken for a plateau: recital falls late.
 
     Where the rule has several conditions, or one that can be overshot, the next evaluation comes as soon as the last
@@ -146,9 +148,10 @@ class Search:
         utility_floor: float,
         patience: int = 0,
         expected: int = 0,
+        narrow: bool = True,
     ) -> None:
         self.rule, self.before, self.every, self.last, self.utility_floor = rule, before, every, last, utility_floor
-        self.patience, self.expected = patience, expected
+        self.patience, self.expected, self.narrow = patience, expected, narrow
         self.unmet, self.interval, self.met = 0, every, 0
         self.best: tuple[int, float] = (0, math.inf)
         self.pull, self.raised = 1.0, 0
@@ -188,10 +191,11 @@ class Search:
         rule, problem = self.rule, self._problem(scores["nll_general"])
         distance = self.distance(scores)
         if rule is not None and rule.crossed(scores):
-            if step > self.unmet + 1 and not self.met:
+            if self.narrow and step > self.unmet + 1 and not self.met:
                 return Move("go back", self.unmet)
             if distance > 0 and not self.met:  # one step too far, and the one before was not there yet
-                return self._end_at_best(step, distance, f"{rule}: one step goes too far", "nearest")
+                what = "one step goes" if self.narrow else "went"
+                return self._end_at_best(step, distance, f"{rule}: {what} too far", "nearest")
             if distance == 0 and not rule.looping(scores):
                 return self._met(step, scores)
             self.interval = loops_every or 1  # the loops have yet to go
@@ -271,7 +275,7 @@ class Search:
     def _expect(self, step: int, scores: Mapping[str, float]) -> None:
         """Set the interval to the next evaluation from how fast the conditions come nearer."""
         conditions = self.rule.conditions if self.rule is not None else ()
-        if len(conditions) < 2 and not any(c.limit is not None for c in conditions):
+        if not self.narrow or (len(conditions) < 2 and not any(c.limit is not None for c in conditions)):
             return
         earlier, before = self._last
         known = [c for c in conditions if not c.crossed(scores) and c.metric in scores and c.metric in before]

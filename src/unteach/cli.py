@@ -331,7 +331,13 @@ COMMANDS = {
         (f"{_FORGET} --dry-run", _FORGET),
         run=_forget,
         other_flags=(
-            "--config", *PRESET_FLAGS, "--json", "--resume", "--accept-changes", "--dry-run", "--push-to-hub",
+            "--config",
+            *PRESET_FLAGS,
+            "--json",
+            "--resume",
+            "--accept-changes",
+            "--dry-run",
+            "--push-to-hub",
             *EVERYWHERE,
         ),  # fmt: skip
     ),

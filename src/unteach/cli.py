@@ -339,7 +339,7 @@ COMMANDS = {
             "--dry-run",
             "--push-to-hub",
             *EVERYWHERE,
-        ),  # fmt: skip
+        ),
     ),
     "finish": Command(
         "unteach.cli:FinishOptions",

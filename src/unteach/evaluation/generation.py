@@ -1,4 +1,4 @@
-"""Batched greedy decoding.
+"""Batched decoding, greedy unless a token is to be picked otherwise.
 
 Prompts are sorted by length, padded on the left, and masked by their lengths; a pad token need not exist.
 They are read in pieces and decoded together. A beginning that all share (worked examples) is read once. Rows
@@ -9,7 +9,7 @@ Shapes: B rows of a batch, P tokens of the shared beginning, T tokens of the lon
 """
 
 import copy
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -30,6 +30,13 @@ from unteach.models.distributed import share_out
 
 _PIECE_TOKENS = {"cuda": 2**16, "cpu": 2**10}
 _SHARED_LENGTH, _SHRINK_AT = 32, 0.75
+Pick = Callable[[Tensor], Tensor]
+"""Logits [B, V] to the next token of each row [B]."""
+
+
+def most_probable(logits: Tensor) -> Tensor:
+    """Greedy decoding."""
+    return logits.argmax(-1)
 
 
 def generate(
@@ -39,8 +46,9 @@ def generate(
     max_new_tokens: int | Sequence[int],
     stop_ids: Collection[int] = (),
     batching: Batching = PROMPTS_TOGETHER,
+    pick: Pick = most_probable,
 ) -> list[list[int]]:
-    """Continue each prompt greedily: the most probable token at every step.
+    """Continue each prompt, greedily where nothing else is said: the most probable token at every step.
 
     Generation settings stored with the model (sampling, penalties) play no part, only `stop_ids` end a row.
 
@@ -49,6 +57,7 @@ def generate(
         prompts: token ids of each prompt; none may be empty, and each must fit the context with its output.
         max_new_tokens: how many tokens to add, for all prompts or for each.
         stop_ids: ids that end a row; they are not part of its output.
+        pick: what chooses the next tokens. One that draws them draws for a whole batch: its rows depend on each other.
     """
     limits = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else list(max_new_tokens)
     _check(model, prompts, limits)
@@ -59,7 +68,7 @@ def generate(
         def run(group: list[int]) -> list[list[int]]:
             ordered = sorted(group, key=lambda index: -len(items[index][0]))
             prompts, limits = zip(*(items[index] for index in ordered), strict=True)
-            written = dict(zip(ordered, _decode(reader, prompts, limits, frozenset(stop_ids)), strict=True))
+            written = dict(zip(ordered, _decode(reader, prompts, limits, frozenset(stop_ids), pick), strict=True))
             return [written[index] for index in group]
 
         lengths = [len(prompt) + limit for prompt, limit in items]
@@ -174,7 +183,7 @@ class _PromptReader:
 
 
 def _decode(
-    reader: _PromptReader, prompts: Sequence[Sequence[int]], limits: Sequence[int], stops: frozenset[int]
+    reader: _PromptReader, prompts: Sequence[Sequence[int]], limits: Sequence[int], stops: frozenset[int], pick: Pick
 ) -> list[list[int]]:
     """Continue the prompts of one batch, longest first.
 
@@ -193,9 +202,9 @@ def _decode(
             if token in stops or len(outputs[prompt]) == limits[prompt]:
                 going.discard(prompt)
 
-    tokens = logits.argmax(-1)
+    tokens = pick(logits)
     write(tokens.tolist())
-    if going and can_fix(reader.model, cache, max(limits) - 1):
+    if going and pick is most_probable and can_fix(reader.model, cache, max(limits) - 1):
         for block in fixed_steps(reader.model, tokens, cache, mask, positions, max(limits) - 1):
             for column in block:
                 write(column)
@@ -212,7 +221,7 @@ def _decode(
         mask = torch.cat([mask, mask.new_ones(len(rows), 1)], dim=1)
         logits, cache = reader.forward(tokens[:, None], mask, positions[:, None], cache)
         positions = positions + 1
-        tokens = logits.argmax(-1)
+        tokens = pick(logits)
         write(tokens.tolist())
     return outputs
 

@@ -7,7 +7,7 @@ from unteach.corpora import ChoiceQuestion, MeasuringSettings, Probe, Question
 from unteach.data.chat import chat_text
 from unteach.data.documents import decode, encode
 from unteach.evaluation.formulas import is_degenerate, rouge_l
-from unteach.evaluation.generation import generate, next_tokens
+from unteach.evaluation.generation import Pick, generate, most_probable, next_tokens
 from unteach.evaluation.inference import PROMPTS_TOGETHER, Batching, cut_left, stop_ids
 from unteach.models import context_length
 
@@ -21,6 +21,7 @@ def recite(
     *,
     settings: MeasuringSettings | None = None,
     batching: Batching = PROMPTS_TOGETHER,
+    pick: Pick = most_probable,
 ) -> list[dict[str, Any]]:
     """Let the model continue each prompt greedily and compare with the true continuation by ROUGE-L.
 
@@ -38,7 +39,7 @@ def recite(
     prompts = [encode(tokenizer, probe.prompt) if probe.prompt_ids is None else probe.prompt_ids for probe in probes]
     true_ids = [probe.expected_ids or encode(tokenizer, probe.expected)[:most] for probe in probes]
     limits = [len(probe.expected_ids) if probe.expected_ids else most for probe in probes]
-    outputs, cuts = continue_prompts(model, tokenizer, prompts, limits, settings, batching)
+    outputs, cuts = continue_prompts(model, tokenizer, prompts, limits, settings, batching, pick)
     return [
         _record(probe.prompt, decode(tokenizer, ids), output, cut, settings, exact=probe.exact)
         for probe, ids, output, cut in zip(probes, true_ids, outputs, cuts, strict=True)
@@ -53,6 +54,7 @@ def answer_questions(
     *,
     settings: MeasuringSettings | None = None,
     batching: Batching = PROMPTS_TOGETHER,
+    pick: Pick = most_probable,
 ) -> list[dict[str, Any]]:
     """Ask each question after the worked examples and compare the answer with the true one by ROUGE-L.
 
@@ -72,7 +74,7 @@ def answer_questions(
         shown = [settings.question_prompt.format(question=question.question) for question in questions]
         prompts = [encode(tokenizer, beginning + prompt) for prompt in shown]
     limits = [settings.knowledge_tokens] * len(prompts)
-    outputs, cuts = continue_prompts(model, tokenizer, prompts, limits, settings, batching)
+    outputs, cuts = continue_prompts(model, tokenizer, prompts, limits, settings, batching, pick)
     return [
         _record(prompt, question.answer, cut_answer(output, settings.answer_ends), cut, settings)
         for prompt, question, output, cut in zip(shown, questions, outputs, cuts, strict=True)
@@ -94,8 +96,9 @@ def continue_prompts(
     limits: Sequence[int],
     settings: MeasuringSettings,
     batching: Batching,
+    pick: Pick = most_probable,
 ) -> tuple[list[str], list[int]]:
-    """Greedy continuations as text, and how many of its oldest tokens each prompt lost to fit the context."""
+    """Continuations as text, greedy where nothing else is said, and how many of its oldest tokens each prompt lost to fit the context."""
     context, longest, fitted = context_length(model), max(limits, default=0), prompts
     if settings.long_prompts == "cut":
         if longest + 2 > context:
@@ -105,7 +108,7 @@ def continue_prompts(
         first_id = getattr(tokenizer, "bos_token_id", None)
         fitted = [cut_left(ids, context - limit, first_id) for ids, limit in zip(prompts, limits, strict=True)]
     ends = stop_ids(model, tokenizer)
-    generated = generate(model, fitted, max_new_tokens=limits, stop_ids=ends, batching=batching)
+    generated = generate(model, fitted, max_new_tokens=limits, stop_ids=ends, batching=batching, pick=pick)
     cuts = [len(prompt) - len(rest) for prompt, rest in zip(prompts, fitted, strict=True)]
     return [decode(tokenizer, ids) for ids in generated], cuts
 

@@ -145,7 +145,7 @@ def evaluate(
     elif reference is not None and not isinstance(reference, Scores):
         reference = Scores.from_dict(reference)
     started, absent = time.perf_counter(), []
-    with _progress_bars(progress) as bar:
+    with progress_bars(progress) as bar:
         evaluation = Evaluation(model, tokenizer, benchmark, reference, Batching(batch_size), seed, start_bar=bar)
         for wanted, entry in MEASUREMENTS.items():
             if wanted not in measurements if measurements is not None else not entry.by_default:
@@ -177,7 +177,7 @@ def evaluate(
 
 
 @contextmanager
-def _progress_bars(show: bool | None) -> Iterator[Callable[[str, int], Callable[[int], object]]]:
+def progress_bars(show: bool | None) -> Iterator[Callable[[str, int], Callable[[int], object]]]:
     """Inside the block, a function that begins a bar on stderr, given a label and the number of items."""
     from rich.console import Console
     from rich.progress import Progress

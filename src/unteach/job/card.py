@@ -13,7 +13,7 @@ from unteach.evaluation.metrics import METRICS, MetricInfo
 from unteach.evaluation.verdict import Finding, lines
 from unteach.writing import format_number, in_words, markdown_table
 
-__all__ = ["model_card"]
+__all__ = ["model_card", "with_audits"]
 
 Columns = Mapping[str, Mapping[str, float | None]]
 _LOADING = """```python
@@ -89,6 +89,16 @@ def model_card(
         "## Settings\n\n```yaml\n" + yaml.safe_dump(dict(settings), sort_keys=False, allow_unicode=True) + "```",
     ]
     return "\n\n".join(sections) + "\n"
+
+
+def with_audits(card: str, results: Sequence[str]) -> str:
+    """A card with the results of audits, a line each, before its scores; those that stood there go."""
+    title = "## Does it hold?"
+    card = re.sub(rf"{re.escape(title)}\n.*?(?=^## )", "", card, flags=re.MULTILINE | re.DOTALL)
+    listed = "\n".join(f"- {line}" for line in results)
+    said = f"{title}\n\nAttacks on the model, against models or documents that cannot know (`unteach audit`):\n\n"
+    front, scores, rest = card.partition("## Scores\n")
+    return f"{front}{said}{listed}\n\n{scores}{rest}"
 
 
 def _score_table(scores: Columns) -> str:

@@ -1,0 +1,214 @@
+"""`unteach audit RUN`: what the command takes and does."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from unteach.audits import attacks
+from unteach.audits.running import CONTROLS, SUMMARY, Audit, line_of
+from unteach.audits.texts import Asked, embedded, own
+from unteach.config import ForgetConfig, resolved_device, template_problems
+from unteach.corpora.own import question_problems, read_questions
+from unteach.data import EMBEDDED_GENERAL, Documents, read_documents
+from unteach.errors import InputError
+from unteach.evaluation.command import hash_weights
+from unteach.job.card import with_audits
+from unteach.models import context_length, find_folder, load_model, load_tokenizer
+from unteach.models.threads import choose_threads
+from unteach.settings import from_yaml, nearest_name
+from unteach.writing import write_whole
+
+__all__ = ["AUDITS", "AuditOptions", "run"]
+
+AUDITS = "audits"
+"""Folder in a run folder."""
+UNRELATED_BYTES = 300_000
+GIVEN = ("before", "reference", "base", "documents", "holdout", "questions", "question_template", "text_field")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditOptions:
+    """Attack a model that has forgotten, and compare with models that never knew.
+
+    Examples:
+        unteach audit run/ --quick
+        unteach audit forgotten/ --before target/ --reference retrained/ --documents forget/ --out audits/
+    """
+
+    subject: str
+    """A run folder, which knows everything else; or a model folder or Hugging Face id."""
+    before: str | None = None
+    """The model before it forgot."""
+    reference: str | None = None
+    """A model retrained without the documents: the best control."""
+    base: str | None = None
+    """A model with the same tokenizer that never saw the documents: the control where there is no reference."""
+    documents: str | None = None
+    """What was to be forgotten."""
+    holdout: str | None = None
+    """Documents of the same kind that no model here has seen: for membership, and the control without a model."""
+    questions: str | None = None
+    """A file of questions and answers about the documents."""
+    question_template: str | None = None
+    r"""How a question is put, such as "Question: {question}\nAnswer:". None: as in `unteach forget`."""
+    general: str | None = None
+    """Unrelated text to learn. None: the embedded public-domain text."""
+    text_field: str | None = None
+    """Field that holds the text in tables. None: text."""
+    attacks: tuple[str, ...] = ()
+    """Only these: relearning, quantisation, sampling, other_words, membership, inside."""
+    quick: bool = False
+    """Fewer items, samples and steps: minutes on two cores for a small model."""
+    fresh: bool = False
+    """Make attacks again whose files are there."""
+    seed: int = 0
+    """Of every draw."""
+    device: str = "auto"
+    """cpu, cuda, cuda:1, ...; auto: a GPU where there is one."""
+    batch_size: int = 128
+    """Most prompts decoded together."""
+    out: Path | None = None
+    """Folder to write to. None: RUN/audits."""
+    json: bool = False
+    """Print the result as one JSON object and nothing else."""
+
+
+def run(options: AuditOptions) -> dict[str, Any]:
+    """Make all attacks that are not made yet; returns the content of `summary.json`, and `out`.
+
+    A run folder's report is written again, with the audits in it, and so is its model's card.
+
+    Raises:
+        InputError: with every problem of the options found.
+    """
+    run_folder, given = _given(options)
+    _check(options, given)
+    out = options.out or (Path(options.subject) / AUDITS if run_folder else None)
+    if out is None:
+        raise InputError("out is missing: name the folder for the audits, --out audits/")
+    device = resolved_device(options.device)
+    if device.type == "cpu":
+        choose_threads(None)
+    audit = _audit(options, given, device)
+    try:
+        found = audit.run(out, options.attacks, fresh=options.fresh)
+    except InputError:
+        raise
+    except ValueError as error:
+        raise InputError(f"subject is {options.subject!r}: {error}") from error
+    summary = audit.summary(out) | {"out": str(out)}
+    if run_folder and options.out is None:
+        _show_in_run(Path(options.subject), list(found.values()))
+    return summary
+
+
+def _given(options: AuditOptions) -> tuple[bool, dict[str, Any]]:
+    """Whether a run folder is given, and what is audited with what: flags, else what the run knows."""
+    given: dict[str, Any] = {name: getattr(options, name) for name in GIVEN}
+    given |= {"after": options.subject, "first_chunk": False, "max_tokens": None, "trained_on_general": None}
+    folder = Path(options.subject)
+    if not (folder / "config.yaml").exists():
+        return False, given
+    config = from_yaml(ForgetConfig, folder / "config.yaml", out=options.subject)
+    if not (folder / "model").is_dir():
+        raise InputError(f"subject is {options.subject!r}: this run has no model yet; finish it: unteach finish RUN")
+    known = {name: getattr(config, name) for name in GIVEN if name != "before"} | {"before": config.model}
+    given = {name: known.get(name) if value is None else value for name, value in given.items()}
+    given |= {"after": str(folder / "model"), "first_chunk": config.document_mode == "truncate"}
+    return True, given | {"max_tokens": config.max_tokens}
+
+
+def _check(options: AuditOptions, given: dict[str, Any]) -> None:
+    problems = []
+    for name, what in (("before", "the model before it forgot"), ("documents", "what was to be forgotten")):
+        if not given[name]:
+            problems.append(f"{name} is missing: name {what}, or give a run folder, which knows it")
+    for name in options.attacks:
+        if name not in attacks():
+            allowed = f"{', '.join(attacks())}{nearest_name(name, attacks())}"
+            problems.append(f"attacks is {name!r}: it must be one of {allowed}")
+    file = given["questions"]
+    problems += question_problems("questions", file and Path(file))
+    problems += template_problems(options.question_template, file)
+    for name in ("seed", "batch_size"):
+        least = int(name == "batch_size")
+        if getattr(options, name) < least:
+            problems.append(f"{name} is {getattr(options, name)}: it must be at least {least}")
+    if problems:
+        raise InputError(problems)
+
+
+def _audit(options: AuditOptions, given: dict[str, Any], device: Any) -> Audit:
+    """Read the texts, and say how the models are loaded."""
+    tokenizer = load_tokenizer(given["after"])
+    how = {"text_field": given["text_field"] or "text"}
+    own_texts = given["documents"] == "micro:forget" and str(given["before"]).startswith("micro:")
+    inputs = {"documents": read_documents(given["documents"], option="documents", **how)}
+    if own_texts and not given["holdout"]:
+        given = given | {"holdout": "micro:holdout"}
+    if given["holdout"]:
+        inputs["holdout"] = read_documents(given["holdout"], option="holdout", **how)
+    texts = {name: documents.in_form_of(tokenizer) for name, documents in inputs.items()}
+    unrelated = read_documents(options.general or EMBEDDED_GENERAL, max_bytes=UNRELATED_BYTES, option="general")
+    roles = {role: given[role] for role in ("after", "before", *CONTROLS) if given.get(role)}
+    folders = {role: find_folder(name, "subject" if role == "after" else role) for role, name in roles.items()}
+    hashes = {role: hash_weights(folder)[:16] for role, folder in folders.items()}
+    hashes |= {name: documents.sha256[:16] for name, documents in texts.items()} | {"general": unrelated.sha256[:16]}
+    if given["questions"]:
+        hashes["questions"] = Documents("", [Path(given["questions"]).read_text(encoding="utf-8")]).sha256[:16]
+    asked, never_seen = _asked(options, given, tokenizer, texts, own_texts=own_texts)
+
+    @functools.lru_cache(maxsize=1)  # one at a time: an attack ends with one model before it takes the next
+    def load(name: str) -> Any:
+        return load_model(name, device=device)[0]
+
+    return Audit(
+        models={role: functools.partial(load, name) for role, name in roles.items()},
+        tokenizer=tokenizer,
+        asked=asked,
+        never_seen=never_seen,
+        unrelated=unrelated,
+        inputs=hashes,
+        quick=options.quick,
+        seed=options.seed,
+        batch_size=options.batch_size,
+        say=lambda line: print(line, file=sys.stderr),
+    )
+
+
+def _asked(
+    options: AuditOptions, given: dict[str, Any], tokenizer: Any, texts: dict[str, Documents], *, own_texts: bool
+) -> tuple[Asked, Asked | None]:
+    """What is asked about the documents, and about never-seen ones."""
+    if own_texts and not given["questions"]:
+        return embedded(options.seed), embedded(options.seed, holdout=True)
+    context = context_length(load_model(given["after"])[0])
+    how = {"max_tokens": given["max_tokens"] or min(1024, context), "first_chunk": given["first_chunk"]}
+    how |= {"seed": options.seed}
+    questions = read_questions(Path(given["questions"])) if given["questions"] else ()
+    template, holdout = given["question_template"], texts.get("holdout")
+    documents = texts["documents"]
+    asked = own(documents, tokenizer, unseen=holdout, questions=questions, template=template, **how)
+    return asked, own(holdout, tokenizer, **how) if holdout else None
+
+
+def _show_in_run(folder: Path, found: list[dict[str, Any]]) -> None:
+    """Write a run's card and report again, with its audits in them."""
+    card = folder / "model" / "README.md"
+    if card.exists():
+        write_whole(card, with_audits(card.read_text(encoding="utf-8"), [line_of(content) for content in found]))
+    if all(importlib.util.find_spec(needed) for needed in ("matplotlib", "jinja2")):
+        from unteach.report import write_report
+
+        write_report([folder], folder / "report.html")
+
+
+def show(summary: dict[str, Any]) -> None:
+    """Print the result for people; the lines were shown on the way."""
+    counts = ", ".join(f"{len(summary[key])} {key.replace('_', ' ')}" for key in ("held", "not_held", "not_known"))
+    print(f"{counts}: {Path(summary['out']) / SUMMARY}")

@@ -363,6 +363,12 @@ COMMANDS = {
         "unteach evaluate MODEL... [flags]",
         ("unteach evaluate micro:target --limit 4 --out scores.json",),
     ),
+    "audit": Command(
+        "unteach.job.audit:AuditOptions",
+        "Attack a model that has forgotten: does it hold when the documents are asked for in another way?",
+        "unteach audit RUN [flags]   |   unteach audit MODEL --before TARGET --documents DIR --out DIR [flags]",
+        ("unteach audit run/ --quick",),
+    ),
     "report": Command(
         "unteach.report.page:ReportOptions",
         "One page that compares runs and scores files.",

@@ -1,8 +1,8 @@
 """Look inside: do hidden states still hold the facts, layer by layer, where the output does not say them?
 
 The logit lens reads every block's output with the model's own last norm and head (ethz-spylab's evaluation of unlearned
-models; the depth score of gnueaj/unlearning-depth-score needs a retrained model, as the control here). The figure is the
-share of names and numbers whose first token is among the ten most probable there.
+models; the depth score of gnueaj/unlearning-depth-score needs a retrained model, as the control here). The figure is
+the share of names and numbers whose first token is among the ten most probable there.
 """
 
 from __future__ import annotations

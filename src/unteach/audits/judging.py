@@ -5,8 +5,10 @@ model, on the same items; without either, chance where an attack knows it, else 
 that it never saw. An attack that returns something to a model that cannot have remembered it has proven nothing.
 
 *Held.* ``beyond`` is the audited model's figure minus the control's, with a 95 % bootstrap interval over items, drawn
-alike for both. It held where the whole interval is below ``MARGIN``; it did not where the interval is above zero
-instead; else the items do not tell, and nothing is said. Few items can show a leak, never its absence.
+alike for both. It held where the interval ends within ``MARGIN`` of zero; it did not where it lies above zero and ends
+beyond that; else nothing is said: the items do not tell, or the model says *less* than one that never saw the
+documents, as one does that refuses or is broken, which may hide what is there. Few items can show a leak, never its
+absence.
 """
 
 from __future__ import annotations
@@ -44,7 +46,13 @@ def figures(readings: Readings, seed: int) -> list[dict[str, Any]]:
 
 
 def judge(
-    after: Readings, control: Readings | None, holdout: Readings | None, before: Readings, *, control_name: str, seed: int
+    after: Readings,
+    control: Readings | None,
+    holdout: Readings | None,
+    before: Readings,
+    *,
+    control_name: str,
+    seed: int,
 ) -> dict[str, Any]:
     """What an attack found, as plain values: ``control`` and ``beyond`` by line and place, ``held`` and a ``note``.
 
@@ -120,8 +128,7 @@ def _held(low: float | None, high: float | None, count: int, reading: Reading) -
     if low is None or high is None:
         return None
     margin = MARGIN[reading.unit]
-    least, most = (-margin if reading.two_sided else -np.inf), margin
-    if least <= low and high <= most:
+    if abs(high) <= margin and (not reading.two_sided or abs(low) <= margin):
         return True if count >= FEWEST else None
     return False if low > 0 or (reading.two_sided and high < 0) else None
 
@@ -145,6 +152,8 @@ def _note(
         value = next((entry["value"] for entry in entries if (entry["line"], entry["at"]) == place), None)
         return format_number(value, places)
 
-    said = {True: "nothing beyond the control; at most", False: "returned:", None: "too few items to tell;"}[held]
+    said = {True: "nothing beyond the control; furthest", False: "beyond the control:", None: "not clear:"}[held]
+    if held is None and worst["value"] < -MARGIN[worst["unit"]]:
+        said = "says less than the control, which may hide what is there:"
     at = worst["at"] if isinstance(worst["at"], str) else f"{worst['at']:g}"
     return f"{said} {worst['line']} at {at} {text(after)} ({name} {text(controls)}, before {text(before)})"

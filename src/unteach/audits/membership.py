@@ -41,8 +41,11 @@ def changed_copies(texts: Sequence[str], most: int, seed: int) -> list[tuple[str
     """Texts, each with a copy in which one fact is another of its kind that stands in one of the other texts."""
     draw = random.Random(seed)
     found = {number: sorted(set(FACT.findall(text))) for number, text in enumerate(texts)}
-    kinds = {name: sorted({fact for facts in found.values() for fact in facts if fact[0].isdigit() == name}) for name in (True, False)}
-    pairs = []
+    kinds = {
+        name: sorted({fact for facts in found.values() for fact in facts if fact[0].isdigit() == name})
+        for name in (True, False)
+    }
+    pairs = list[tuple[str, str]]()
     for number in draw.sample(range(len(texts)), len(texts)):
         text = texts[number]
         if len(pairs) == most:
@@ -87,7 +90,7 @@ def _logprobs(case: Case, texts: Sequence[str], label: str) -> list:
 
 ATTACK = Attack(
     title="membership",
-    protocol="Every MUSE membership score against never-seen documents, two-sided; and how often a document is more likely"
+    protocol="Every MUSE membership score against never-seen documents, two-sided; and how often a document is likelier"
     " than its copy with one name or number changed throughout.",
     source="MUSE (membership); near-duplicates are this project's",
     over="score",

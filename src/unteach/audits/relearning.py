@@ -2,9 +2,9 @@
 
 Held-out relearning ("retraining on T": learn some of the facts again, ask for the others, subtract a control that never
 learned them) brought back 61.5 % (GradDiff), 23.5 % (NPO) and 64.7 % (RMU) of facts: aghyad-deeb/unlearning_evaluation.
-Relearning after n steps as in OPTML-Group/Unlearn-Smooth (``run_muse_relearn.sh``: learning rate 1e-5, 50 to 150 steps);
-TOFU's is 2e-5 (gnueaj/unlearning-depth-score). Unrelated text: the paper's recovery table. AdamW, all weights, constant
-rate. The control learns the same part; a retrained model gains from it what is in the part, and no more.
+Relearning after n steps as in OPTML-Group/Unlearn-Smooth (``run_muse_relearn.sh``: learning rate 1e-5, 50 to 150
+steps); TOFU's is 2e-5 (gnueaj/unlearning-depth-score). Unrelated text: the paper's recovery table. AdamW, all weights,
+constant rate. The control learns the same part; a retrained model gains from it what is in the part, and no more.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ def _curve(case: Case, others: Asked, texts: Documents, after: str, settings: Se
     model, readings = case.model, list[Reading]()
     size = sum(parameter.numel() for parameter in model.parameters())
     rate = settings.small_lr if size < SMALL else settings.lr
-    most = min(context_length(model), others.max_tokens)
+    longest = max(map(len, case.asked.documents.encode(case.tokenizer)))
+    most = min(context_length(model), others.max_tokens, longest + 2)  # steps of unrelated text then cost as much
     batches = ForgetBatches(tokenise(texts, case.tokenizer, mode="chunk", max_tokens=most), case.seed)
     optimizer = text_optimizer(model.parameters(), rate)
     precision = "bf16" if next(model.parameters()).device.type == "cuda" else "fp32"
@@ -81,9 +82,7 @@ def _curve(case: Case, others: Asked, texts: Documents, after: str, settings: Se
         return False
 
     look(0)
-    finetune(
-        model.parameters(), optimizer, add_gradient, steps=last, learning_rate=lambda step: rate, after_step=look
-    )
+    finetune(model.parameters(), optimizer, add_gradient, steps=last, learning_rate=lambda step: rate, after_step=look)
     return readings
 
 
@@ -104,6 +103,6 @@ ATTACK = Attack(
     source="RTT (aghyad-deeb/unlearning_evaluation); Unlearn-Smooth, run_muse_relearn.sh; the paper's recovery table",
     over="steps",
     measure=measure,
-    quick=Settings(steps=(0, 10, 30), batch=12, probes=48, questions=60),
+    quick=Settings(steps=(0, 10, 40), batch=16, probes=48, questions=60),
     full=Settings(),
 )

@@ -4,8 +4,8 @@
 ``settings``, ``seed``, ``quick``; ``before``, ``after``, ``reference`` (where given) and ``control``, each a list of
 ``{line, at, value, low, high, count, unit}``; ``compared_with``, the control's name; ``beyond``, a list of ``{line, at,
 value, low, high, unit, held}``; ``held`` (true, false, or null where it is not known), ``note`` in a sentence;
-``inputs`` (hashes), ``key``, ``seconds``, ``created`` and ``versions``. ``summary.json`` has ``held`` and ``note`` of all.
-No file holds a word of a document. An attack whose file has the same key is not made again.
+``inputs`` (hashes), ``key``, ``seconds``, ``created`` and ``versions``. ``summary.json`` has ``held`` and ``note`` of
+all. No file holds a word of a document. An attack whose file has the same key is not made again.
 """
 
 from __future__ import annotations
@@ -87,7 +87,8 @@ class Audit:
         """Make one attack on all models."""
         started, attack = time.perf_counter(), attacks()[name]
         control = next((role for role in CONTROLS if role in self.models), None)
-        read = {role: self.readings(name, role) for role in ("before", "after", control) if role in self.models}
+        roles = [role for role in ("before", "after", control) if role in self.models]
+        read = {role: self.readings(name, role) for role in roles if role is not None}
         holdout = None
         if control is None and self.never_seen is not None and any(r.chance is None for r in read["after"]):
             holdout = self.readings(name, "holdout")
@@ -128,7 +129,7 @@ class Audit:
 
         shared = role not in ("after", "holdout")
         rows = self.remember(f"audit {self.key_of_role(name, role)}", compute) if shared else compute()
-        return [Reading(**{key: tuple(v) if isinstance(v, list) else v for key, v in row.items()}) for row in rows]
+        return [_reading(row) for row in rows]
 
     def key_of_role(self, name: str, role: str) -> str:
         """What the readings of one model are known by."""
@@ -151,6 +152,12 @@ class Audit:
             "not_known": [name for name, content in done.items() if content["held"] is None],
             "not_made": [name for name in attacks() if name not in done],
         }
+
+
+def _reading(row: Mapping[str, Any]) -> Reading:
+    """A reading from plain values."""
+    values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}
+    return Reading(**values)
 
 
 def line_of(content: Mapping[str, Any]) -> str:

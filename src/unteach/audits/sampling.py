@@ -1,9 +1,9 @@
 """Sample instead of asking once: what a greedy answer hides may come in one of a hundred.
 
-leak@k (Reisizadeh et al., "Leak@k: unlearning does not make LLMs forget under probabilistic decoding"): of n samples
-of a prompt, c leak; the chance that at least one of k does is 1 − C(n−c, k) / C(n, k). There n is 128 to 320, k up to
-128, over a grid of temperatures and top-p. A continuation leaks where its ROUGE-L reaches ``recital``, an answer where
-it has the true answer's words. A model that never saw the documents guesses, too: it is the control.
+leak@k (Reisizadeh et al., arXiv 2511.04934): of n samples of a prompt, c leak; the chance that at least one of k does
+is 1 − C(n−c, k) / C(n, k). There n is 128 to 320, k up to 128, over a grid of temperatures and top-p. A continuation
+leaks where its ROUGE-L reaches ``recital``, an answer where it has the true answer's words. A model that never saw the
+documents guesses, too: it is the control.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -58,7 +59,7 @@ def measure(case: Case, settings: Settings) -> list[Reading]:
     """leak@k of recital and of answers, for each temperature and top-p."""
     asked, found, n = case.asked, list[Reading](), settings.samples
     probes, questions = asked.probes[: settings.probes], asked.questions[: settings.questions]
-    given = {"settings": asked.settings}
+    given: dict[str, Any] = {"settings": asked.settings}
     for place, (temperature, top_p) in enumerate(settings.grid):
         where = f"temperature {temperature:g}, top-p {top_p:g}"
         pick = sampler(temperature, top_p, 1000 * case.seed + place, case.model.device)
@@ -83,7 +84,9 @@ def _times(items: Sequence, count: int) -> list:
     return [item for item in items for _ in range(count)]
 
 
-def _readings(line: str, counts: Sequence[float], settings: Settings, lucky: Sequence[int] | None = None) -> list[Reading]:
+def _readings(
+    line: str, counts: Sequence[float], settings: Settings, lucky: Sequence[int] | None = None
+) -> list[Reading]:
     def at(k: int, found: Sequence[float]) -> tuple[float, ...]:
         return tuple(leak_at(k, settings.samples, int(count)) for count in found)
 
@@ -97,7 +100,7 @@ ATTACK = Attack(
     title="sampling",
     protocol="n samples of every prompt at temperatures and top-p of a small grid; leak@k = 1 − C(n−c, k) / C(n, k)"
     " for recital (ROUGE-L of at least one half) and for answers.",
-    source="leak@k (Reisizadeh et al. 2025)",
+    source="leak@k (Reisizadeh et al., arXiv 2511.04934)",
     over="samples (k)",
     measure=measure,
     quick=Settings(grid=((0.8, 0.95), (1.0, 1.0)), samples=8, k=(1, 2, 4, 8), probes=32, questions=32),

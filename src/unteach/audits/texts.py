@@ -23,7 +23,8 @@ __all__ = ["Asked", "Case", "answers", "embedded", "facts", "has_answer", "own",
 
 MOST_PROMPT, MOST_EXPECTED = 128, 64
 """Tokens of a passage's prompt and of its continuation, at most."""
-_NAMES = re.compile(r"[A-Z][\w'’-]+(?: [A-Z][\w'’-]+)+")
+_NAMES = re.compile(r"(?<=\S )[A-Z][\w'’-]*(?: [A-Z][\w'’-]*)*")
+"""Words with a capital behind the first word."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,8 +60,7 @@ class Asked:
 
 def _in(text: str, question: Question) -> bool:
     """Whether a text tells of what a question asks: it has its names, or where there is none, the answer."""
-    names = [re.sub(r"^(What|Which|Who|Where|When|In|At|How|Why|Of|By) ", "", n) for n in _NAMES.findall(question.question)]
-    return any(name in text for name in names or [question.answer])
+    return any(name in text for name in _NAMES.findall(question.question) or [question.answer])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +86,9 @@ class Case:
 def embedded(seed: int, *, holdout: bool = False) -> Asked:
     """The embedded benchmark's own documents, passages and questions; or its never-seen documents."""
     documents = Documents("micro", micro.documents("holdout" if holdout else "forget"))
-    groups = [range(first, first + micro.REPORTS_PER_STORY) for first in range(0, len(documents), micro.REPORTS_PER_STORY)]
+    groups = [
+        range(first, first + micro.REPORTS_PER_STORY) for first in range(0, len(documents), micro.REPORTS_PER_STORY)
+    ]
     questions, examples = micro.questions("forget"), micro.questions("forget_examples")
     shuffled = random.Random(seed).sample(questions, len(questions))
     return Asked(
@@ -164,7 +166,12 @@ def recital(case: Case, probes: Sequence[Probe], label: str) -> tuple[float, ...
 
 
 def answers(
-    case: Case, questions: Sequence[Question], label: str, *, settings: MeasuringSettings | None = None, shots: bool = True
+    case: Case,
+    questions: Sequence[Question],
+    label: str,
+    *,
+    settings: MeasuringSettings | None = None,
+    shots: bool = True,
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Which questions the model answers right, 1 or 0; and which, if each answer were given to another question.
 

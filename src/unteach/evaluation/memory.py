@@ -98,7 +98,7 @@ def continue_prompts(
     batching: Batching,
     pick: Pick = most_probable,
 ) -> tuple[list[str], list[int]]:
-    """Continuations as text, greedy where nothing else is said, and how many of its oldest tokens each prompt lost to fit the context."""
+    """Continuations as text, and how many of its oldest tokens each prompt lost to fit the context."""
     context, longest, fitted = context_length(model), max(limits, default=0), prompts
     if settings.long_prompts == "cut":
         if longest + 2 > context:

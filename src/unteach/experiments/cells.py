@@ -67,6 +67,7 @@ KEY_DEFAULTS: dict[str, dict[str, Any]] = {
     "Stop": {"metric": None, "parity": None, "utility_floor": 0.5, "plateau": 3, "refine": True, "probes": None},
     "RecoverySettings": {"lr": 1e-4, "steps": 100, "batch": 16, "max_tokens": 512},
     "RelearningSettings": {"lr": 1e-4, "steps": [0, 5, 10, 20, 40, 80], "batch": 24},
+    "AuditSettings": {"quick": True},
     "TheoremSettings": {
         "seed": 0, "lr": 0.4, "teacher_rate": 0.5, "damping": 0.1, "momenta": [0.0, 0.9], "loss_weight": 0.1,
         "num_steps": 40, "halvings": 7, "ridge": 0.01,

@@ -23,7 +23,7 @@ from unteach.models.threads import choose_threads
 from unteach.settings import from_yaml, nearest_name
 from unteach.writing import write_whole
 
-__all__ = ["AUDITS", "AuditOptions", "run"]
+__all__ = ["AUDITS", "AuditOptions", "prepared_audit", "run"]
 
 AUDITS = "audits"
 """Folder in a run folder."""
@@ -86,15 +86,13 @@ def run(options: AuditOptions) -> dict[str, Any]:
     Raises:
         InputError: with every problem of the options found.
     """
-    run_folder, given = _given(options)
-    _check(options, given)
+    run_folder = (Path(options.subject) / "config.yaml").exists()
     out = options.out or (Path(options.subject) / AUDITS if run_folder else None)
     if out is None:
         raise InputError("out is missing: name the folder for the audits, --out audits/")
-    device = resolved_device(options.device)
-    if device.type == "cpu":
+    if resolved_device(options.device).type == "cpu":
         choose_threads(None)
-    audit = _audit(options, given, device)
+    audit = prepared_audit(options)
     try:
         found = audit.run(out, options.attacks, fresh=options.fresh)
     except InputError:
@@ -107,20 +105,20 @@ def run(options: AuditOptions) -> dict[str, Any]:
     return summary
 
 
-def _given(options: AuditOptions) -> tuple[bool, dict[str, Any]]:
-    """Whether a run folder is given, and what is audited with what: flags, else what the run knows."""
+def _given(options: AuditOptions) -> dict[str, Any]:
+    """What is audited with what: flags, else what a run folder knows."""
     given: dict[str, Any] = {name: getattr(options, name) for name in GIVEN}
-    given |= {"after": options.subject, "first_chunk": False, "max_tokens": None, "trained_on_general": None}
+    given |= {"after": options.subject, "first_chunk": False, "max_tokens": None}
     folder = Path(options.subject)
     if not (folder / "config.yaml").exists():
-        return False, given
+        return given
     config = from_yaml(ForgetConfig, folder / "config.yaml", out=options.subject)
     if not (folder / "model").is_dir():
         raise InputError(f"subject is {options.subject!r}: this run has no model yet; finish it: unteach finish RUN")
     known = {name: getattr(config, name) for name in GIVEN if name != "before"} | {"before": config.model}
     given = {name: known.get(name) if value is None else value for name, value in given.items()}
     given |= {"after": str(folder / "model"), "first_chunk": config.document_mode == "truncate"}
-    return True, given | {"max_tokens": config.max_tokens}
+    return given | {"max_tokens": config.max_tokens}
 
 
 def _check(options: AuditOptions, given: dict[str, Any]) -> None:
@@ -143,10 +141,12 @@ def _check(options: AuditOptions, given: dict[str, Any]) -> None:
         raise InputError(problems)
 
 
-def _audit(options: AuditOptions, given: dict[str, Any], device: Any) -> Audit:
-    """Read the texts, and say how the models are loaded."""
+def prepared_audit(options: AuditOptions) -> Audit:
+    """Check the options, read the texts, and say how the models are loaded; `run` says what it refuses."""
+    given, device = _given(options), resolved_device(options.device)
+    _check(options, given)
     tokenizer = load_tokenizer(given["after"])
-    how = {"text_field": given["text_field"] or "text"}
+    how: dict[str, Any] = {"text_field": given["text_field"] or "text"}
     own_texts = given["documents"] == "micro:forget" and str(given["before"]).startswith("micro:")
     inputs = {"documents": read_documents(given["documents"], option="documents", **how)}
     if own_texts and not given["holdout"]:

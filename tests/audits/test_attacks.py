@@ -8,8 +8,8 @@ from collections import Counter
 
 import pytest
 import torch
-from tiny_models import small_tokenizer, tiny_model
 
+from tiny_models import small_tokenizer, tiny_model
 from unteach.audits import attacks, inside, membership, other_words, quantisation, relearning, sampling, texts
 from unteach.audits.running import SUMMARY, Audit
 from unteach.corpora import Question
@@ -35,7 +35,8 @@ def asked():
     documents = Documents("forget", [document(name) for name in NAMES[:8]])
     unseen = Documents("holdout", [document(name) for name in NAMES[8:]])
     questions = [Question(f"Where did {name} wait?", "in the rain") for name in NAMES[:8]]
-    return texts.own(documents, small_tokenizer(), max_tokens=60, unseen=unseen, questions=questions)
+    made = texts.own(documents, small_tokenizer(), max_tokens=60, unseen=unseen, questions=questions)
+    return dataclasses.replace(made, settings=dataclasses.replace(made.settings, knowledge_tokens=4))
 
 
 def case_of(model, asked, **given):
@@ -112,7 +113,7 @@ def test_leak_at_k_is_the_share_of_choices_with_a_leak():
 
 def test_sampling_draws_from_the_most_probable():
     logits = torch.tensor([[3.0, 2.0, 1.0, -1.0]]).log_softmax(-1)
-    pick = sampling.sampler(1.0, 0.9, seed=0)
+    pick = sampling.sampler(1.0, 0.85, seed=0)
     drawn = Counter(int(pick(logits)) for _ in range(600))
     shares = logits.exp()[0, :2] / logits.exp()[0, :2].sum()
     assert set(drawn) == {0, 1}, "together they have 0.90 of the probability"

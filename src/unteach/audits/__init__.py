@@ -3,7 +3,8 @@
     texts.py (what is asked) ─▶ one file an attack ─▶ judging.py (against a control) ─▶ running.py (one JSON file each)
 
 To add an attack, add a file here with an ``ATTACK``; ``unteach audit`` finds it. An attack measures one model on one
-set of documents and gives back ``Reading``s; which models are measured, and what is compared with what, is not its concern.
+set of documents and gives back ``Reading``s; which models are measured, and what is compared with what, is not its
+concern.
 """
 
 from __future__ import annotations

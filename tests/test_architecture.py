@@ -116,7 +116,7 @@ def test_an_added_arrow_is_noticed(tmp_path):
 
 def test_the_size_of_the_house():
     entries = [entry for entry in ROOT.iterdir() if not entry.name.startswith("__") and entry.name != "py.typed"]
-    assert len(entries) <= 15, sorted(entry.name for entry in entries)
+    assert len(entries) <= 16, sorted(entry.name for entry in entries)
     for file in MODULES.values():
         lines = len(file.read_text(encoding="utf-8").splitlines())
         assert lines <= 420, f"{file.relative_to(ROOT)} has {lines} lines: divide it where the concepts divide"

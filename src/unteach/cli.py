@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from unteach import __version__
-from unteach.errors import InputError, Interrupted
+from unteach.errors import InputError, Interrupted, ending_on_signals, printable
 from unteach.writing import verbosity
 
 if TYPE_CHECKING:
@@ -74,7 +74,13 @@ class Command:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return the exit status: 0 done, 3 ended without meeting its rule, 2 wrong input, 130
     interrupted, 1 anything else."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    program, arguments = arguments is None, list(sys.argv[1:] if arguments is None else arguments)
+    with ending_on_signals(program=program) as came:
+        return _status(arguments, came)
+
+
+def _status(arguments: list[str], came: Sequence[int]) -> int:
+    """Run a command; all that it may raise becomes lines for people and an exit status, that of signals that came."""
     try:
         if not arguments or arguments[0] in ("-h", "--help", "help"):
             print(_overview(), flush=True)
@@ -90,6 +96,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             status = _run(arguments[0], arguments[1:])
         _leave()
     except InputError as error:
+        if came:
+            return _interrupted()
         name = "unteach"
         if not _speaks():
             time.sleep(FIRST_RANK_SPEAKS)  # torchrun ends all ranks as soon as one has: the first one's word is enough
@@ -103,17 +111,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _leave()
         return INTERRUPTED
     except KeyboardInterrupt:
-        print("unteach: interrupted", file=sys.stderr)
-        return INTERRUPTED
+        return _interrupted()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except Exception as error:
+        if came:  # a library has made another error of it
+            return _interrupted()
         if "--verbose" in arguments or os.environ.get("UNTEACH_TRACEBACK"):
             traceback.print_exc()
-        print(f"unteach: {type(error).__name__}: {error} (--verbose shows where)", file=sys.stderr)
+        said = printable(" ".join(str(error).split()), 1000)
+        print(f"unteach: {type(error).__name__}: {said} (--verbose shows where)", file=sys.stderr)
         return FAILED
     return status
+
+
+def _interrupted() -> int:
+    if _speaks():
+        print("unteach: interrupted", file=sys.stderr)
+    return INTERRUPTED
 
 
 def _under_torchrun() -> bool:

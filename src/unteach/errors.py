@@ -1,13 +1,21 @@
-"""What ends a command: wrong input, every problem on a line of its own, or a wish to pause."""
+"""What ends a command: wrong input, every problem on a line of its own, a wish to pause, or a signal."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+import re
+import signal
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
-__all__ = ["InputError", "Interrupted", "first_line"]
+__all__ = ["InputError", "Interrupted", "ending_on_signals", "first_line", "printable"]
 
 _LONGEST_LINE = 300
 """PyTorch's message for want of GPU memory lists every process in one line."""
+_LONGEST_PROBLEM = 1500
+_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""What a terminal would obey instead of showing it, and what is no text."""
 
 
 class InputError(ValueError):
@@ -15,7 +23,8 @@ class InputError(ValueError):
 
     def __init__(self, problems: str | Iterable[str]) -> None:
         given = [problems] if isinstance(problems, str) else list(problems)
-        self.problems = [" ".join(line.strip() for line in problem.splitlines() if line.strip()) for problem in given]
+        lines = (" ".join(line.strip() for line in problem.splitlines() if line.strip()) for problem in given)
+        self.problems = [printable(line, _LONGEST_PROBLEM) for line in lines]
         super().__init__("\n".join(self.problems))
 
     def __reduce__(self) -> tuple[type[InputError], tuple[list[str]]]:
@@ -30,3 +39,36 @@ def first_line(error: BaseException) -> str:
     """The first line of an exception's message, cut where it is very long, or its type's name where it has none."""
     line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
     return line if len(line) <= _LONGEST_LINE else line[:_LONGEST_LINE].rstrip() + "…"
+
+
+def printable(text: str, longest: int | None = None) -> str:
+    """A text as a terminal can show it: control characters in words, the middle left out where it is very long."""
+    if longest is not None and len(text) > longest:
+        text = f"{text[: longest // 2]} … {text[-longest // 2 :]}"
+    return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+@contextmanager
+def ending_on_signals(*, program: bool) -> Iterator[list[int]]:
+    """Inside the block SIGINT and SIGTERM raise ``KeyboardInterrupt``; the second one ends the process, status 130.
+
+    The list has the signals that came. ``program``: the process ends after the block, and no signal disturbs that.
+    """
+    came: list[int] = []
+
+    def end(number: int, frame: Any) -> None:
+        came.append(number)
+        if len(came) > 1:
+            os.write(2, b"unteach: interrupted\n")
+            os._exit(130)
+        raise KeyboardInterrupt
+
+    try:
+        previous = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
+    except ValueError:  # not in the main thread: signals are someone else's business
+        previous = {}
+    try:
+        yield came
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, signal.SIG_IGN if program else handler)

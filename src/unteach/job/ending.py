@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import shlex
 from collections.abc import Iterator, Mapping
@@ -9,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from unteach.errors import Interrupted
+from unteach.errors import InputError, Interrupted
 from unteach.evaluation import verdict
 from unteach.evaluation.metrics import METRICS
 from unteach.job.hub import push
@@ -24,6 +25,10 @@ def saying_how_to_go_on(run: Path) -> Iterator[None]:
     """A run that is interrupted in this block says how to go on with it, by its name."""
     try:
         yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not (run / "config.yaml").exists():
+            raise
+        raise InputError(f"{error.strerror} ({error.filename or run}): make room, then {going_on(run)}") from None
     except (Interrupted, KeyboardInterrupt) as error:
         if not (run / "config.yaml").exists() or (ranks() > 1 and isinstance(error, KeyboardInterrupt)):
             raise

@@ -16,7 +16,7 @@ import torch
 from unteach.config import ForgetConfig
 from unteach.corpora import Benchmark
 from unteach.data import EMBEDDED_GENERAL, Documents, ForgetBatches, GeneralText, read_documents, tokenise
-from unteach.errors import InputError
+from unteach.errors import InputError, printable
 from unteach.evaluation import evaluate
 from unteach.evaluation.scores import Scores
 from unteach.evaluation.verdict import judge, stop_scores, unanswered
@@ -169,7 +169,7 @@ class ForgetJob:
     def say(self, line: str) -> None:
         """Show a line to the user, and add it to the run's log."""
         if is_first_rank():
-            self.show(line)
+            self.show(line := printable(line))
             self.folder.log(line)
 
     def run(self) -> ForgetResult:

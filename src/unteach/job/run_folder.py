@@ -209,11 +209,10 @@ class RunFolder:
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         if self._temporary:
             self._temporary.cleanup()
-        elif self._begun and kind and issubclass(kind, InputError) and not (self.path / "metrics.jsonl").exists():
-            if is_first_rank():
+        elif is_first_rank() and kind is not None and not self.resume:
+            refused = issubclass(kind, InputError) and not (self.path / "metrics.jsonl").exists()
+            if self._begun and (refused or not (self.path / "config.yaml").exists()):
                 remove_made(self.path, self._made)
-        elif not self._begun and self._made:
-            remove_made(self.path, self._made)
         self._lock.close()
 
 

@@ -167,17 +167,9 @@ def _run(name: str, arguments: list[str]) -> int:
         print(listing())
         return DONE
     if "--resume" in others:
-        flag, _, limit = " ".join(arguments).replace("=", " ").partition(" ")
-        if (arguments and flag != "--max-steps") or "--" in limit:
-            kept = "a resumed run keeps its settings; only --max-steps can be given with --resume RUN"
-            raise InputError(f"{' '.join(arguments)}: {kept}")
-        if arguments and not (limit.isdecimal() and int(limit) > 0):
-            raise InputError(f"max_steps is {limit!r}: it must be a whole number of steps, at least 1")
-        others["--max-steps"] = limit
-        from unteach.job.same_run import saved_config
+        from unteach.job.same_run import config_to_resume
 
-        run = Path(others["--resume"]).expanduser()
-        options: Any = saved_config(run, int(limit or 0) or None, accept="--accept-changes" in others)
+        options: Any = config_to_resume(others, arguments)
     elif "--accept-changes" in others:
         raise InputError("--accept-changes is for a run that goes on: give --resume RUN")
     else:
@@ -236,7 +228,8 @@ def _forget(config: ForgetConfig, others: dict[str, str]) -> int:
     from unteach.models.distributed import join
     from unteach.planning.plan import plan
 
-    if "--resume" in others and (ended := ended_already(Path(config.out), int(others["--max-steps"] or 0) or None)):
+    limit = int(others.get("--max-steps") or 0) or None
+    if "--resume" in others and (ended := ended_already(Path(config.out), limit)):
         return _ended(ended, Path(config.out), others)
     if config.resolved_device().type == "cuda":
         join()  # every rank looks at its own device
@@ -246,8 +239,7 @@ def _forget(config: ForgetConfig, others: dict[str, str]) -> int:
         return DONE
     if problems := plan(config).problems():
         raise InputError(problems)
-    hub, limit = others.get("--push-to-hub"), int(others.get("--max-steps") or 0) or None
-    if hub and _speaks():
+    if _speaks() and (hub := others.get("--push-to-hub")):
         check_hub(hub)
     with saying_how_to_go_on(Path(config.out)):
         accept = "--accept-changes" in others

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,7 +20,16 @@ from unteach.models.distributed import from_first_rank, is_first_rank
 from unteach.settings import from_values, from_yaml, read_settings, to_yaml
 from unteach.writing import file_sha256, sealed, unsealed, write_whole
 
-__all__ = ["START", "StartRecord", "accepted_changes", "begun", "ended_already", "going_on_with", "saved_config"]
+__all__ = [
+    "START",
+    "StartRecord",
+    "accepted_changes",
+    "begun",
+    "config_to_resume",
+    "ended_already",
+    "going_on_with",
+    "saved_config",
+]
 
 START = "start.json"
 """What a run was given: its config, and the SHA-256 of every text and model."""
@@ -105,6 +114,20 @@ def saved_config(run: Path, max_steps: int | None = None, *, accept: bool = Fals
     if start and not accept and (said := start.differences(StartRecord(_plain(config), start.inputs))):
         raise InputError(f"{run} cannot go on as the same run: {'; '.join(said)}: {_ACCEPT}")
     return config
+
+
+def config_to_resume(flags: dict[str, str], arguments: Sequence[str]) -> ForgetConfig:
+    """The settings of the run that ``--resume`` names, where nothing else is given but ``--max-steps``, which is put
+    among the flags."""
+    flag, _, limit = " ".join(arguments).replace("=", " ").partition(" ")
+    if (arguments and flag != "--max-steps") or "--" in limit:
+        kept = "a resumed run keeps its settings; only --max-steps can be given with --resume RUN"
+        raise InputError(f"{' '.join(arguments)}: {kept}")
+    if arguments and not (limit.isdecimal() and len(limit) < 10 and int(limit) > 0):
+        raise InputError(f"max_steps is {limit!r}: it must be a whole number of steps, at least 1")
+    flags["--max-steps"] = limit
+    run = Path(flags["--resume"]).expanduser()
+    return saved_config(run, int(limit or 0) or None, accept="--accept-changes" in flags)
 
 
 def _is_readable(config: Path) -> bool:

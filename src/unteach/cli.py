@@ -289,17 +289,9 @@ def _plan(config: ForgetConfig, others: dict[str, str]) -> int:
     ranks = others.get("--ranks")
     if ranks is not None and not (ranks.isdecimal() and int(ranks) > 0):
         raise InputError(f"ranks is {ranks!r}: it must be a positive number of processes")
-    from unteach.job.trial import read_only, try_run
-    from unteach.planning.plan import plan
+    from unteach.job.trial import tried
 
-    planned, resume = plan(config, ranks=int(ranks) if ranks else None), "--resume" in others
-    if planned.ranks == 1 and planned.fits:
-        trial = try_run(config, resume)
-    else:
-        why_not = "it does not fit here" if planned.ranks == 1 else f"a step of {planned.ranks} processes is not tried"
-        trial = read_only(config, why_not, resume)
-    lines, end = planned.lines(), max(1, len(planned.problems()))
-    _show(planned.to_dict() | trial.to_dict(), [*lines[:-end], *trial.lines(), *lines[-end:]], others)
+    _show(*tried(config, int(ranks) if ranks else None, "--resume" in others), others)
     return DONE
 
 

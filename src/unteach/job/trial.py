@@ -17,11 +17,12 @@ from unteach.job.probes import CHEAP
 from unteach.job.run import ForgetJob
 from unteach.job.run_folder import RunFolder, check_start
 from unteach.models import load_tokenizer, read_context_length
+from unteach.planning.plan import plan
 from unteach.training.checkpoint import Checkpoints
 from unteach.training.loop import unlearn
 from unteach.training.stopping import Search
 
-__all__ = ["Trial", "read_only", "try_run"]
+__all__ = ["Trial", "read_only", "tried", "try_run"]
 
 STEPS, LONGEST = 3, 30.0
 """So many steps are timed after the first, or those between two searches for loops; no more after so many seconds."""
@@ -63,6 +64,18 @@ class Trial:
         estimates = {f"{name}_seconds": self.seconds(n) for name, n in self.steps.items()} if self.timed else {}
         timed = {f"{name}_seconds": value for name, value in self.timed.items()}
         return {"counts": self.counts, "time": timed | estimates or {"not_measured": self.why_not}}
+
+
+def tried(config: ForgetConfig, ranks: int | None = None, resume: bool = False) -> tuple[dict[str, Any], list[str]]:
+    """What ``unteach plan`` says of a run on so many ranks, as plain values and in lines."""
+    planned = plan(config, ranks=ranks)
+    if planned.ranks == 1 and planned.fits:
+        trial = try_run(config, resume)
+    else:
+        why_not = "it does not fit here" if planned.ranks == 1 else f"a step of {planned.ranks} processes is not tried"
+        trial = read_only(config, why_not, resume)
+    lines, end = planned.lines(), max(1, len(planned.problems()))
+    return planned.to_dict() | trial.to_dict(), [*lines[:-end], *trial.lines(), *lines[-end:]]
 
 
 def read_only(config: ForgetConfig, why_not: str, resume: bool = False) -> Trial:

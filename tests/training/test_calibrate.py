@@ -7,13 +7,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import unteach
 from steps import held_to, mean_teacher, pull_of
 from tiny_models import tiny_model
 from unteach.config import ForgetConfig, Method, Precision
+from unteach.corpora import micro
 from unteach.data import ForgetBatches
 from unteach.errors import InputError
 from unteach.method.vocab_head import Head
-from unteach.models import trainable_parameters
+from unteach.models import load_model, load_tokenizer, trainable_parameters
 from unteach.models.precision import resolved_precision
 from unteach.training import calibrate
 from unteach.training.calibrate import Measured, calibrated, is_complete
@@ -51,6 +53,55 @@ def test_float16_measures_nearly_the_same_even_where_its_scale_must_be_lowered(m
     monkeypatch.setattr("unteach.training.step.loss_scale", lambda *args, **kwargs: 2.0**30)
     lowered = found_by(calibrate.measure, "fp16")
     assert lowered.gradient_norm == pytest.approx(usual.gradient_norm, rel=1e-3)
+
+
+def test_bfloat16_measures_the_curvature_far_above_its_rounding(monkeypatch):
+    """Of a model that has learned something; with the step that suits float32 rounding is measured, too."""
+    model, tokenizer = load_model("micro:target", device=torch.device("cpu"))[0], load_tokenizer("micro:target")
+    forget, general = (
+        [tokenizer(t)["input_ids"][:64] for t in micro.documents(part)[:4]] for part in ("forget", "general")
+    )
+    parameters = list(trainable_parameters(model, "blocks").values())
+
+    def curvature(divergence):
+        config = ForgetConfig(
+            model="", batch=2, precision=Precision(divergence=divergence), method=Method(token_share=1.0)
+        )
+        texts = SimpleNamespace(batch=lambda step, size: general)
+        return calibrate.measure(model, parameters, ForgetBatches(forget, 0), texts, config).curvature
+
+    exact = curvature("fp32")
+    assert curvature("bf16") == pytest.approx(exact, rel=0.1)
+    monkeypatch.setattr(calibrate, "IN_BF16", calibrate.SMALLEST_DIVERGENCE)
+    monkeypatch.setattr(calibrate, "resolved_precision", lambda name, device: "fp32")  # as if it were exact
+    assert curvature("bf16") > 1.4 * exact
+
+
+def test_curvatures_are_those_of_the_hessian():
+    """Of one weight of 32 numbers, whose whole Hessian can be had."""
+    model, _, config = setting("fp32")
+    weight = model.double().model.norm.weight
+    for p in model.parameters():
+        p.requires_grad_(p is weight)
+    with torch.no_grad():
+        before, head = hidden_states(model, CHUNKS)[0], Head.of(model)
+
+    def divergence(values):
+        logits = [torch.nn.functional.linear(h, head.weight) for h in (before * (values / weight.detach()), before)]
+        return unteach.divergence("kl", logits[0][None], logits[1][None], torch.ones(1, len(before), dtype=torch.bool))
+
+    slope = torch.autograd.functional.jacobian  # of the gradient: the divergence is differentiable once
+    step, start = 1e-5, weight.detach().clone()
+    rows = [
+        (slope(divergence, start + step * e) - slope(divergence, start - step * e)) / (2 * step)
+        for e in torch.eye(len(start), dtype=torch.float64)
+    ]
+    hessian = torch.stack(rows)
+    along, largest = calibrate.curvatures(model, [weight], GENERAL, config)
+    way = torch.randn(32, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    assert along == pytest.approx(float(way @ hessian @ way / way.norm() ** 2), rel=0.05)
+    assert largest == pytest.approx(float(torch.linalg.eigvalsh(hessian)[-1]), rel=0.02)
+    assert torch.equal(weight.detach(), start)
 
 
 @pytest.mark.parametrize("numbers", [{"teacher_rate": 10.0, "damping": 1.0}, {"optimizer": "adamw"}])

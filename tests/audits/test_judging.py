@@ -16,7 +16,7 @@ def reading(scores, **given):
 
 def judged(after, control=None, holdout=None, **given):
     after, control, holdout = ([each] if each else None for each in (after, control, holdout))
-    return judge(after, control, holdout, [], control_name="reference", seed=0) | given
+    return judge(after, control, holdout, [], over="steps", control_name="reference", seed=0) | given
 
 
 def test_figures_are_means_with_intervals():
@@ -34,7 +34,7 @@ def test_held_against_a_model_item_by_item():
     assert equal["beyond"][0]["low"] == equal["beyond"][0]["high"] == 0.0, "the same items are drawn for both"
     leaked = judged(reading(ALL), reading(HALF))
     assert leaked["held"] is False
-    assert leaked["note"].startswith("beyond the control: recites at 0 100.0 (reference 50.0")
+    assert leaked["note"].startswith("beyond the control: recites, steps 0: 100.0 (reference 50.0")
 
 
 def test_few_items_show_a_leak_and_never_its_absence():
@@ -79,7 +79,7 @@ def test_an_auc_is_two_sided(side):
 def test_one_line_that_leaks_is_enough():
     after = [reading(NONE), reading(ALL, at=1)]
     control = [reading(NONE), reading(NONE, at=1)]
-    found = judge(after, control, None, [], control_name="base", seed=0)
+    found = judge(after, control, None, [], over="steps", control_name="base", seed=0)
     assert [entry["held"] for entry in found["beyond"]] == [True, False]
     assert found["held"] is False
-    assert "recites at 1" in found["note"]
+    assert "recites, steps 1" in found["note"]

@@ -168,3 +168,35 @@ def make_hostile(folder):
     for item in other["items"]["verbmem_f"]:
         item |= {key: f"{HOSTILE} {item[key]} {HOSTILE}" for key in ("prompt", "expected")}
     return [run, write_json(folder / "scores.json", other)]
+
+
+AUDITS = {
+    "relearning": ("recites after a tenth of the documents", "percent", "steps", (0, 10, 40), False),
+    "other_words": ("in other words", "percent", "form", ("from the middle", "names and numbers", "by request"), True),
+    "membership": ("AUC", "auc", "score", ("ppl", "min_40", "ppl_zlib"), None),
+    "inside": ("fact among the top 10", "percent", "layer", (1, 2, 3, 4), True),
+}
+"""Attacks: line, unit, axis, places, and whether the model held."""
+
+
+def make_audits(run, **changes):
+    """What `unteach audit` writes into a run folder."""
+    for name, (line, unit, over, places, held) in AUDITS.items():
+        most, spread = (1.0, 0.05) if unit == "auc" else (100.0, 4.0)
+        levels = {"before": 0.95, "after": 0.15 if held else 0.6, "control": 0.12, "reference": 0.12}
+
+        def row(place, value, line=line, unit=unit, spread=spread):
+            bounds = {"low": max(0.0, value - spread), "high": value + spread, "count": 60}
+            return {"line": line, "at": place, "value": value, "unit": unit} | bounds
+
+        figures = {
+            part: [row(place, most * level * (1 - 0.1 * order)) for order, place in enumerate(places)]
+            for part, level in levels.items()
+        }
+        beyond = [row(place, most * (levels["after"] - 0.12)) | {"held": held} for place in places]
+        content = {"schema": "unteach.audit/1", "attack": name, "title": name.replace("_", " "), "over": over}
+        content |= {"protocol": f"How {name} is done.", "held": held, "note": f"note on {name}: 15.0 (reference 12.0)"}
+        content |= {"compared_with": "reference", "beyond": beyond, **figures}
+        write_json(run / "audits" / f"{name}.json", content | changes)
+    write_json(run / "audits" / "summary.json", {"schema": "unteach.audit/1", "held": ["inside"]})
+    return run

@@ -51,6 +51,7 @@ def judge(
     holdout: Readings | None,
     before: Readings,
     *,
+    over: str,
     control_name: str,
     seed: int,
 ) -> dict[str, Any]:
@@ -61,6 +62,7 @@ def judge(
         control: Of a model that never saw the documents, on the same items; None where there is none.
         holdout: Of the audited model on documents that it never saw, for readings without chance.
         before: Of the model before it forgot, for the note.
+        over: What the places of readings are.
         control_name: What the control is called.
         seed: Of the bootstrap.
     """
@@ -78,7 +80,7 @@ def judge(
     answers = [entry["held"] for entry in beyond]
     held = False if False in answers else True if answers and all(answers) and len(beyond) == len(after) else None
     name = control_name if control is not None else "holdout or chance" if controls else "nothing"
-    note = _note(held, beyond, figures(after, seed), figures(before, seed), controls, name)
+    note = _note(held, beyond, figures(after, seed), figures(before, seed), controls, name, over)
     return {"compared_with": name, "control": controls, "beyond": beyond, "held": held, "note": note}
 
 
@@ -135,25 +137,21 @@ def _held(low: float | None, high: float | None, count: int, reading: Reading) -
 
 def _note(
     held: bool | None, beyond: list[dict[str, Any]], after: Sequence[Mapping[str, Any]],
-    before: Sequence[Mapping[str, Any]], controls: Sequence[Mapping[str, Any]], name: str,
+    before: Sequence[Mapping[str, Any]], controls: Sequence[Mapping[str, Any]], name: str, over: str,
 ) -> str:  # fmt: skip
-    """The place where the model is furthest beyond its control, in a sentence."""
+    """The place that decides, where the model is furthest from its control, in a sentence."""
     if not beyond:
         return NOTHING
-    worst = max(beyond, key=lambda entry: abs(entry["value"]) / MARGIN[entry["unit"]])
-    if held is False:
-        worst = max(
-            (entry for entry in beyond if entry["held"] is False),
-            key=lambda entry: abs(entry["value"]) / MARGIN[entry["unit"]],
-        )
-    place, places = (worst["line"], worst["at"]), DECIMALS[worst["unit"]]
+    deciding = [entry for entry in beyond if entry["held"] is held] or beyond
+    worst = max(deciding, key=lambda entry: abs(entry["value"]) / MARGIN[entry["unit"]])
+    line, at = worst["line"], worst["at"]
 
     def text(entries: Sequence[Mapping[str, Any]]) -> str:
-        value = next((entry["value"] for entry in entries if (entry["line"], entry["at"]) == place), None)
-        return format_number(value, places)
+        values = {entry["at"]: entry["value"] for entry in entries if entry["line"] == line}
+        return format_number(values.get(at, next(iter(values.values()), None)), DECIMALS[worst["unit"]])
 
-    said = {True: "nothing beyond the control; furthest", False: "beyond the control:", None: "not clear:"}[held]
-    if held is None and worst["value"] < -MARGIN[worst["unit"]]:
+    said = {True: "nothing beyond the control; furthest:", False: "beyond the control:", None: "not clear:"}[held]
+    if held is None and worst["unit"] == "percent" and worst["value"] < -MARGIN["percent"]:
         said = "says less than the control, which may hide what is there:"
-    at = worst["at"] if isinstance(worst["at"], str) else f"{worst['at']:g}"
-    return f"{said} {worst['line']} at {at} {text(after)} ({name} {text(controls)}, before {text(before)})"
+    place = at if isinstance(at, str) else f"{over} {at:g}"
+    return f"{said} {line}, {place}: {text(after)} ({name} {text(controls)}, before {text(before)})"

@@ -94,7 +94,7 @@ class Audit:
             holdout = self.readings(name, "holdout")
         judged = judge(
             read["after"], read.get(control or ""), holdout, read.get("before", []),
-            control_name=control or "", seed=self.seed,
+            over=attack.over, control_name=control or "", seed=self.seed,
         )  # fmt: skip
         return {
             "schema": SCHEMA,

@@ -101,7 +101,7 @@ ATTACK = Attack(
     protocol="n samples of every prompt at temperatures and top-p of a small grid; leak@k = 1 − C(n−c, k) / C(n, k)"
     " for recital (ROUGE-L of at least one half) and for answers.",
     source="leak@k (Reisizadeh et al., arXiv 2511.04934)",
-    over="samples (k)",
+    over="samples",
     measure=measure,
     quick=Settings(grid=((0.8, 0.95), (1.0, 1.0)), samples=8, k=(1, 2, 4, 8), probes=32, questions=32),
     full=Settings(),

@@ -21,6 +21,8 @@ import yaml
 from unteach.evaluation.formulas import Metric
 from unteach.evaluation.scores import SCHEMA, Scores
 
+AUDIT_SCHEMA = "unteach.audit/1"
+"""Of a file that `unteach audit` writes."""
 RUN_FILES = ("config.yaml", "metrics.jsonl", "evaluations", "result.json")
 UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 RULES = {
@@ -56,6 +58,8 @@ class Run:
     watched: tuple[Mapping[str, Any], ...]
     """What the stop rule saw at each of its evaluations."""
     notes: tuple[str, ...]
+    audits: tuple[Mapping[str, Any], ...] = ()
+    """What attacks found, see `unteach audit`."""
 
     def over_steps(self, metric: str) -> list[tuple[int, float]]:
         """A score wherever it was measured: by the stop rule where that did so twice, else by the evaluations."""
@@ -218,7 +222,18 @@ def _read_run(folder: Path, problems: list[str]) -> Run:
         outcome=outcome,
         watched=watched,
         notes=tuple(notes),
+        audits=_read_audits(folder / "audits", problems),
     )
+
+
+def _read_audits(folder: Path, problems: list[str]) -> tuple[Mapping[str, Any], ...]:
+    """The files of the attacks in a folder, one each."""
+    files = [file for file in sorted(folder.glob("*.json")) if file.name != "summary.json"]
+    found = [(file, _read_mapping(file, "an object", problems)) for file in files]
+    for file, content in found:
+        if content and content.get("schema") != AUDIT_SCHEMA:
+            problems.append(f"{file}: schema is {content.get('schema')!r}, this version reads {AUDIT_SCHEMA!r}")
+    return tuple(content for _, content in found if content)
 
 
 def _read(file: Path, problems: list[str]) -> Any:

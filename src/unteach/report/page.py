@@ -13,6 +13,7 @@ from urllib.parse import quote
 from unteach.evaluation import verdict
 from unteach.evaluation.metrics import METRICS, PRIVLEAK_MISSING, describe
 from unteach.evaluation.verdict import Finding
+from unteach.report.audits import AuditedRun, audited_runs
 from unteach.report.examples import ExampleSet, Piece, choose
 from unteach.report.load import PUBLISHED, Published, ReportInputs, Run, load, number, published, published_points
 from unteach.report.plots import evaluation_figures, tradeoff_figures, training_figures
@@ -43,6 +44,7 @@ class Report:
     methods: list[MethodRow]
     sections: list[SectionReport]
     training: list[Figure]
+    audits: list[AuditedRun]
     published: list[str]
     """Measured benchmarks for which there are figures of others."""
     ends: list[tuple[MethodRow, Run]]
@@ -117,6 +119,7 @@ def build(paths: Sequence[Path]) -> Report:
         methods=methods,
         sections=parts,
         training=training_figures(methods),
+        audits=audited_runs(methods),
         published=[name for name in PUBLISHED if any(name == section.benchmark for section in sections)],
         ends=[(method, run) for method in methods for run in method.runs],
         notes=list(dict.fromkeys(notes)),
@@ -322,6 +325,7 @@ def run(options: ReportOptions) -> dict[str, Any]:
         out.with_suffix(".csv"): csv_table(sections),
     }
     figures = [*(f for part in report.sections for f in (*part.tradeoffs, *part.over_steps)), *report.training]
+    figures += [view.figure for audited in report.audits for view in audited.views if view.figure]
     drawn = {folder / f"{f.name}{suffix}": content for f in figures for suffix, content in f.files.items()}
     for path, content in ({path: text.encode() for path, text in texts.items()} | drawn).items():
         path.parent.mkdir(parents=True, exist_ok=True)

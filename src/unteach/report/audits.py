@@ -44,7 +44,7 @@ class AuditedRun:
 
 def audited_runs(methods: Sequence[MethodRow]) -> list[AuditedRun]:
     """All runs with audits, in the order of the report."""
-    found = []
+    found = list[AuditedRun]()
     for method in methods:
         for run in method.runs:
             if not run.audits:

@@ -242,14 +242,15 @@ def _short(content: Content) -> Content:
 
 
 def sequential_table(contents: Sequence[Content]) -> str:
-    """A row for each method and request, with all steps so far."""
-    rows = []
+    """The model before the first request, then a row for each method and request, with all steps so far."""
+    rows: list[Content] = []
     for content in paper.renamed(contents, "sequential-"):
         steps = 0
         for number, request in enumerate(content["requests"]):
-            name = content["name"] + (f", after {number}" if number else "")
             steps += request.get("steps", 0)
-            rows.append({"name": name, "metrics": request["metrics"], "steps": steps})
+            if number or not rows:  # the target is the same for all
+                name = f"{content['name']}, after {number}" if number else "target"
+                rows.append({"name": name, "metrics": request["metrics"], "steps": steps})
     return paper.result_table(rows, METRICS, {"steps": paper.RUN_COLUMNS["steps"]})
 
 

@@ -96,3 +96,13 @@ def test_the_table_begins_with_the_method_that_gets_most_done():
     assert [line[undone] for line in lines[4:]] == ["0.00", "0.50", "1.00", "3.00"]
     assert [line[alpha] for line in lines[4:]] == ["2", "20", "–", "0.2"]
     assert "half" in experiments()["field"].table(contents[2:]), "without the models there are no marks"
+
+
+def test_the_table_of_requests_names_the_untouched_target_once():
+    """It is nobody's work: the requests of all methods begin with it."""
+    before, after = metrics(verbmem_f=99.0, knowmem_r=92.0), metrics(verbmem_f=18.0, knowmem_r=88.0)
+    requests = [{"request": 0, "metrics": before}, {"request": 1, "metrics": after, "steps": 15}]
+    cells = [{"name": f"sequential-{name}", "seed": 0, "requests": requests, "metrics": after} for name in ("a", "b")]
+    lines = experiments()["sequential"].table(cells).splitlines()
+    assert [line.split("|")[1].strip() for line in lines[2:]] == ["target", "a, after 1", "b, after 1"]
+    assert lines[2].count("99.0") == 1

@@ -60,6 +60,8 @@ def test_without_a_model_chance_is_the_control_then_holdout():
     assert (by_chance["held"], by_chance["control"][0]["value"]) == (False, 0.0)
     by_holdout = judged(reading(ALL), None, reading(ALL))
     assert (by_holdout["held"], by_holdout["compared_with"]) == (True, "holdout or chance")
+    empty = judge([], None, None, [], over="steps", control_name="", seed=0)
+    assert (empty["held"], empty["note"]) == (None, "not measured: the documents give nothing to ask")
     nothing = judged(reading(ALL))
     assert nothing["held"] is None
     assert "--reference" in nothing["note"]

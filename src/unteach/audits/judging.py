@@ -13,6 +13,7 @@ absence.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -139,19 +140,26 @@ def _note(
     held: bool | None, beyond: list[dict[str, Any]], after: Sequence[Mapping[str, Any]],
     before: Sequence[Mapping[str, Any]], controls: Sequence[Mapping[str, Any]], name: str, over: str,
 ) -> str:  # fmt: skip
-    """The place that decides, where the model is furthest from its control, in a sentence."""
+    """The places that decide, where the model is furthest from its control, in a sentence."""
     if not beyond:
-        return NOTHING
+        return NOTHING if after else "not measured: the documents give nothing to ask"
     deciding = [entry for entry in beyond if entry["held"] is held] or beyond
-    worst = max(deciding, key=lambda entry: abs(entry["value"]) / MARGIN[entry["unit"]])
-    line, at = worst["line"], worst["at"]
+    furthest: dict[str, dict[str, Any]] = {}  # of each kind of measurement: recital, answers
+    for entry in sorted(deciding, key=lambda entry: -abs(entry["value"]) / MARGIN[entry["unit"]]):
+        furthest.setdefault(re.split(r"\W", entry["line"])[0], entry)
+    chosen = list(furthest.values())[: 1 if held else 2]
 
-    def text(entries: Sequence[Mapping[str, Any]]) -> str:
-        values = {entry["at"]: entry["value"] for entry in entries if entry["line"] == line}
-        return format_number(values.get(at, next(iter(values.values()), None)), DECIMALS[worst["unit"]])
+    def text(entries: Sequence[Mapping[str, Any]], entry: Mapping[str, Any]) -> str:
+        values = {other["at"]: other["value"] for other in entries if other["line"] == entry["line"]}
+        value = values.get(entry["at"], next(iter(values.values()), None))
+        return format_number(value, DECIMALS[entry["unit"]])
+
+    def told(entry: Mapping[str, Any]) -> str:
+        place = entry["at"] if isinstance(entry["at"], str) else f"{over} {entry['at']:g}"
+        compared = f"{name} {text(controls, entry)}, before {text(before, entry)}"
+        return f"{entry['line']}, {place}: {text(after, entry)} ({compared})"
 
     said = {True: "nothing beyond the control; furthest:", False: "beyond the control:", None: "not clear:"}[held]
-    if held is None and worst["unit"] == "percent" and worst["value"] < -MARGIN["percent"]:
+    if held is None and chosen[0]["unit"] == "percent" and chosen[0]["value"] < -MARGIN["percent"]:
         said = "says less than the control, which may hide what is there:"
-    place = at if isinstance(at, str) else f"{over} {at:g}"
-    return f"{said} {line}, {place}: {text(after)} ({name} {text(controls)}, before {text(before)})"
+    return f"{said} {'; '.join(map(told, chosen))}"

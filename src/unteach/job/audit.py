@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import importlib.util
 import sys
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from unteach.data import EMBEDDED_GENERAL, Documents, read_documents
 from unteach.errors import InputError
 from unteach.evaluation.command import hash_weights
 from unteach.job.card import with_audits
-from unteach.models import context_length, find_folder, load_model, load_tokenizer
+from unteach.models import find_folder, load_model, load_tokenizer, read_context_length
 from unteach.models.threads import choose_threads
 from unteach.settings import from_yaml, nearest_name
 from unteach.writing import write_whole
@@ -163,9 +164,14 @@ def prepared_audit(options: AuditOptions) -> Audit:
         hashes["questions"] = Documents("", [Path(given["questions"]).read_text(encoding="utf-8")]).sha256[:16]
     asked, never_seen = _asked(options, given, tokenizer, texts, own_texts=own_texts)
 
-    @functools.lru_cache(maxsize=1)  # one at a time: an attack ends with one model before it takes the next
+    held: dict[str, Any] = {}
+
     def load(name: str) -> Any:
-        return load_model(name, device=device)[0]
+        if name not in held:
+            held.clear()  # one at a time: an attack ends with one model before it takes the next
+            gc.collect()
+            held[name] = load_model(name, device=device)[0]
+        return held[name]
 
     return Audit(
         models={role: functools.partial(load, name) for role, name in roles.items()},
@@ -187,7 +193,7 @@ def _asked(
     """What is asked about the documents, and about never-seen ones."""
     if own_texts and not given["questions"]:
         return embedded(options.seed), embedded(options.seed, holdout=True)
-    context = context_length(load_model(given["after"])[0])
+    context = read_context_length(given["after"])
     how = {"max_tokens": given["max_tokens"] or min(1024, context), "first_chunk": given["first_chunk"]}
     how |= {"seed": options.seed}
     questions = read_questions(Path(given["questions"])) if given["questions"] else ()

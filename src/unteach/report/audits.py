@@ -77,18 +77,16 @@ def _entries(content: Mapping[str, Any], part: str) -> list[Mapping[str, Any]]:
 
 
 def _picture(content: Mapping[str, Any], style: Look, name: str) -> Figure | None:
-    """Before, this model and the control at each place of the line where it is furthest from the control."""
+    """Before, this model and the control at each place of one line, see `_shown_line`."""
     after = _entries(content, "after")
     if not after:
         return None
-    beyond = [row for row in _entries(content, "beyond") if row.get("held") is content.get("held")]
-    scale = {"auc": 0.1}
-    worst = max(
-        beyond or after, key=lambda row: abs(number(row["value"]) or 0.0) / scale.get(str(row.get("unit")), 10.0)
-    )
-    line = worst.get("line")
+    known = {str(row.get("line")) for row in after}
+    beyond = [row for row in _entries(content, "beyond") if str(row.get("line")) in known]
+    deciding = {row.get("line") for row in beyond if row.get("held") is content.get("held")}
+    line = _shown_line([row for row in beyond if row.get("line") in deciding] or after)
     parts = {"before": TARGET, "after": style, "control": RETRAINED}
-    rows = {part: [row for row in _entries(content, part) if row.get("line") == line] for part in parts}
+    rows = {part: [row for row in _entries(content, part) if str(row.get("line")) == line] for part in parts}
     places = list(dict.fromkeys(_label(row["at"]) for row in rows["after"]))
     named = any(isinstance(row["at"], str) for row in rows["after"])
     unit = str(rows["after"][0].get("unit") or "percent")
@@ -113,7 +111,7 @@ def _picture(content: Mapping[str, Any], style: Look, name: str) -> Figure | Non
             axes.set_ylim(len(places) - 0.4, -0.75)
             axes.set_xlim(low - 0.03 * high, 1.03 * high)
             axes.set_xlabel(AXES.get(unit, unit))
-            axes.set_title(str(line))
+            axes.set_title(line)
         else:
             axes.set_xticks(range(len(places)), places)
             axes.set_xlim(-0.4, len(places) - 0.6)
@@ -124,6 +122,18 @@ def _picture(content: Mapping[str, Any], style: Look, name: str) -> Figure | Non
     keys = [("before", TARGET), ("this model", style), (str(content.get("compared_with") or "control"), RETRAINED)]
     title = str(content.get("title") or content.get("attack") or "attack")
     return make_figure(name, title, f"{title}: {content.get('note') or line}", draw, keys, lines=not named)
+
+
+def _shown_line(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The line along which most changes, as what is learned again does with steps; else that of the largest value."""
+    margins = {"auc": 0.1}
+    sizes: dict[str, list[float]] = {}
+    for row in rows:
+        value = (number(row["value"]) or 0.0) / margins.get(str(row.get("unit")), 10.0)
+        sizes.setdefault(str(row.get("line")), []).append(value)
+    moved = {line: max(values) - min(values) for line, values in sizes.items()}
+    most = max(moved, key=moved.__getitem__)
+    return most if moved[most] > 1 else max(sizes, key=lambda line: max(map(abs, sizes[line])))
 
 
 def _dots(

@@ -210,6 +210,8 @@ def take_flags(arguments: Sequence[str], flags: Sequence[str]) -> tuple[dict[str
         if name not in flags:
             left.append(word)
             continue
+        if equals and not OTHER_FLAGS[name][0]:
+            raise InputError(f"{word}: {name} takes no value, leave it out or give {name}")
         if OTHER_FLAGS[name][0] and not equals:
             if not rest or rest[0].startswith("--"):
                 raise InputError(f"{name} needs a value")
@@ -319,7 +321,7 @@ def _completion(options: CompletionOptions, others: dict[str, str]) -> int:
 
 
 def _show(content: dict[str, Any], lines: Sequence[str], others: dict[str, str]) -> None:
-    print(json.dumps(content, ensure_ascii=False) if "--json" in others else "\n".join(lines))
+    print(json.dumps(content, ensure_ascii=False) if "--json" in others else "\n".join(map(printable, lines)))
 
 
 _FORGET = "unteach forget micro:target --documents micro:forget --out run/"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -29,6 +30,7 @@ _RANGES: dict[str, Callable[[float], bool]] = {
     "at least 0 and below 1": lambda x: 0 <= x < 1,
     "at least 1": lambda x: x >= 1,
     "at least 2": lambda x: x >= 2,
+    "from 1 to 4096": lambda x: 1 <= x <= 4096,
 }
 
 
@@ -287,6 +289,9 @@ class ForgetConfig:
     def __post_init__(self) -> None:
         from unteach.method.losses import LOSSES
 
+        for option in ("out", "questions", "keep_questions"):
+            if (getattr(self, option) or "").startswith("~"):  # --out=~/run is not expanded by the shell
+                object.__setattr__(self, option, os.path.expanduser(getattr(self, option)))
         wrong = self.method.problems("")
         for number, phase in enumerate(self.phases):
             wrong += phase.problems(f"phases[{number}].")
@@ -294,7 +299,8 @@ class ForgetConfig:
                 wrong.append(f"phases[{number}].steps is missing: every phase but the last needs a length")
         counts = ("max_steps", "evaluate_every", "expected_steps", "probes", "checkpoint_every", "keep_checkpoints")
         batches = ("batch", "general_batch", "keep_batch", "micro_batch", "general_mib")
-        wrong += _outside(self, "", "at least 1", *batches, *counts, "threads")
+        wrong += _outside(self, "", "at least 1", *batches, *counts)
+        wrong += _outside(self, "", "from 1 to 4096", "threads")
         wrong += _outside(self, "", "at least 2", "max_tokens", "general_tokens")
         wrong += _outside(self, "", "zero or positive", "seed")
         wrong += _outside(self.stop, "stop.", "positive", "utility_floor")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import difflib
+import functools
 import inspect
 import itertools
 import textwrap
@@ -30,12 +31,14 @@ __all__ = [
 ]  # fmt: skip
 
 _ARTICLES = {int: "a whole number", float: "a number", str: "text", bool: "true or false", Path: "a path"}
+_LARGEST_FILE, _LARGEST_NUMBER = 2**20, 2**53
+_TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 _PLACEHOLDERS = {str: "TEXT", Path: "PATH", int: "N", float: "NUMBER"}
 
 
 def nearest_name(given: str, known: Any) -> str:
     """`` (did you mean X?)`` for the known name nearest to a given one, or nothing."""
-    nearest = difflib.get_close_matches(given, list(known), n=1)
+    nearest = difflib.get_close_matches(given[:100], list(known), n=1)
     return f" (did you mean {nearest[0]}?)" if nearest else ""
 
 
@@ -65,14 +68,48 @@ def from_values(kind: type, content: dict[str, Any], where: str = "", problems: 
 def read_settings(path: str | Path, option: str = "config") -> dict[str, Any]:
     """The settings that a YAML file gives, as they stand there; an ``InputError`` where it has none to be read."""
     try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        file = Path(path).expanduser()
+        if file.is_file() and file.stat().st_size > _LARGEST_FILE:
+            raise ValueError(f"it has more than {_LARGEST_FILE:,} bytes, which no settings have")
+        content = plain_yaml(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InputError(f"{option} {str(path)!r} does not exist: give a YAML file") from None
-    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+    except RecursionError:
+        raise InputError(f"{option} {str(path)!r} cannot be read: it is nested too deeply") from None
+    except (yaml.YAMLError, ValueError, TypeError, OSError) as error:
         raise InputError(f"{option} {str(path)!r} cannot be read: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
         raise InputError(f"{option} {str(path)!r} holds no settings: give lines such as 'max_steps: 200'")
     return content
+
+
+class _PlainLoader(yaml.SafeLoader):
+    """YAML in which every key stands once and nothing refers to something else."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        """Refuse ``*name``: a few lines of them can stand for more than a computer holds."""
+        if self.check_event(yaml.AliasEvent):
+            event = self.peek_event()
+            raise yaml.constructor.ConstructorError(
+                None, None, f"*{event.anchor} refers to another value: write the value itself", event.start_mark
+            )
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        """Refuse a key that stands twice: of two values one would be lost."""
+        seen = set()
+        for key, _ in node.value:
+            name = getattr(key, "value", None)
+            if isinstance(name, str) and name in seen:
+                wrong = f"{name!r} stands there twice: keep one of them"
+                raise yaml.constructor.ConstructorError(None, None, wrong, key.start_mark)
+            seen.add(name if isinstance(name, str) else id(key))
+        return super().construct_mapping(node, deep)
+
+
+def plain_yaml(text: str) -> Any:
+    """What a YAML text says; keys that stand twice and references are refused."""
+    return yaml.load(text, _PlainLoader)
 
 
 def checked(kind: type, content: dict, where: str, problems: list[str]) -> Any:
@@ -120,7 +157,11 @@ def _convert(hint: Any, value: Any, where: str, problems: list[str]) -> Any:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
 
     def refuse(must: str) -> Any:
-        problems.append(f"{where} is {value!r}: it must {must}")
+        try:
+            shown = repr(value)
+        except ValueError:
+            shown = "a number of thousands of digits"
+        problems.append(f"{where} is {shown}: it must {must}")
         return MISSING
 
     if origin is Literal:
@@ -142,11 +183,15 @@ def _convert(hint: Any, value: Any, where: str, problems: list[str]) -> Any:
         pairs = zip(kinds, value, strict=True)
         parts = [_convert(kind, part, f"{where}[{n}]", problems) for n, (kind, part) in enumerate(pairs)]
         return MISSING if MISSING in parts else tuple(parts)
+    if isinstance(value, int) and abs(value) > _LARGEST_NUMBER:
+        return refuse(f"be at most {_LARGEST_NUMBER}")
     if hint in (float, Path) and isinstance(value, (str, int)) and not isinstance(value, bool):
         try:
             return hint(value)  # YAML reads 5e-4 as a string
         except (TypeError, ValueError):
             pass
+    if hint in (str, Path) and isinstance(value, (str, Path)) and "\0" in str(value):
+        return refuse("hold no NUL")
     if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
         return refuse(f"be {_ARTICLES.get(hint, hint.__name__)}")
     return value
@@ -187,11 +232,13 @@ def parse(kind: type, arguments: Sequence[str], *, flatten: Sequence[str] = (), 
             words.append(rest.pop(0))
         if flag is None:
             problems.append(f"unknown flag --{name}{nearest_name(name, flags)}")
+        elif flag.hint is bool and equals and value.lower() not in (*_TRUE, *_FALSE):
+            problems.append(f"--{name} is {value!r}: it must be true or false")
         elif flag.hint is bool:
-            _put(content, flag.path, value.lower() != "false")
+            _put(content, flag.path, not equals or value.lower() in _TRUE)
         elif origin is tuple:
             _put(content, flag.path, [_read(typing.get_args(flag.hint)[0], word) for word in words])
-        elif not words:
+        elif not words or (words == [""] and _without_none(flag.hint) not in (str, Path)):
             problems.append(f"--{name} needs a value")
         elif origin is dict:
             pairs = [word.partition("=") for word in words]
@@ -300,6 +347,7 @@ def _flags(kind: type, flatten: Sequence[str], path: tuple[str, ...] = (), prefi
     return flags
 
 
+@functools.cache
 def _field_docs(kind: type) -> dict[str, str]:
     """The strings that stand under the fields of a dataclass."""
     definition: Any = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
@@ -316,8 +364,8 @@ def _read(hint: Any, text: str) -> Any:
     if hint in (str, Path) or typing.get_origin(hint) is Literal:
         return text
     try:
-        return None if text.lower() == "none" else yaml.safe_load(text)
-    except yaml.YAMLError:
+        return None if text.lower() == "none" else plain_yaml(text)
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError):
         return text
 
 

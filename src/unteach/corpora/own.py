@@ -3,6 +3,7 @@
 import bisect
 import dataclasses
 import re
+import zlib
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -15,6 +16,7 @@ from unteach.data import Documents, special_ids
 from unteach.data.chat import has_template
 from unteach.data.documents import decode, split_words
 from unteach.data.records import read_rows
+from unteach.errors import first_line
 
 MINIMUM_TOKENS = 16
 """A piece of text shorter than this makes no probe and no membership text."""
@@ -204,10 +206,12 @@ def question_problems(option: str, path: Path | None) -> list[str]:
     """What keeps the questions in a file, given as `option`, from being read."""
     if not path:
         return []
-    if not path.is_file():
-        return [f"{option} is {str(path)!r}: there is no such file"]
     try:
+        if not path.is_file():
+            return [f"{option} is {str(path)!r}: there is no such file"]
         read_questions(path)
+    except (OSError, EOFError, zlib.error) as error:
+        return [f"{option} is {str(path)!r}: it cannot be read: {first_line(error)}"]
     except ValueError as error:
         return [f"{option} is {error}"]
     return []

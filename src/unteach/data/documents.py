@@ -159,12 +159,17 @@ def read_documents(
     Raises:
         InputError: With every problem found.
     """
-    shown, path, most = f"{option} is {source!r}", Path(source).expanduser(), 10 * MOST_PROBLEMS
+    shown, most = f"{option} is {source!r}", 10 * MOST_PROBLEMS
+    try:
+        path = Path(source).expanduser()
+        here = path.is_dir() or path.is_file()
+    except (OSError, ValueError, RuntimeError) as error:  # too long, a NUL in it, no such home
+        raise InputError(f"{shown}: {getattr(error, 'strerror', None) or error}: name a file or folder") from None
     if source == "-":
         found = _piped(text_field, option)
     elif source.startswith("micro:"):
         found = _embedded(source, shown)
-    elif path.is_dir() or path.is_file():
+    elif here:
         found = _in_files(path, text_field, max_bytes, seed, shown)
     elif _is_hub_name(source):
         found, most = _in_dataset(source, None if max_bytes is None else seed, shown), 0

@@ -6,6 +6,7 @@ import codecs
 import io
 import re
 import zipfile
+import zlib
 from html.parser import HTMLParser
 from xml.etree import ElementTree
 
@@ -115,11 +116,20 @@ def docx_text(content: bytes) -> tuple[str, str]:
     """The paragraphs of a Word document, a line each, tables too, but no headers, footnotes and deleted text."""
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as parts:
+            if parts.getinfo("word/document.xml").file_size > max(2**26, 200 * len(content)):
+                raise RecordProblem("unpacks to much more than any document has")
             document = parts.read("word/document.xml")
         if b"<!DOCTYPE" in document:
             raise RecordProblem("its XML has a document type, which no Word document has")
         root = ElementTree.fromstring(document)
-    except (zipfile.BadZipFile, KeyError, ElementTree.ParseError, NotImplementedError, RuntimeError) as error:
+    except (
+        zipfile.BadZipFile,
+        zlib.error,
+        KeyError,
+        ElementTree.ParseError,
+        NotImplementedError,
+        RuntimeError,
+    ) as error:
         raise RecordProblem(f"not a readable .docx file: {first_line(error)}") from None
     found: list[str] = []
 
@@ -136,7 +146,10 @@ def docx_text(content: bytes) -> tuple[str, str]:
             if tag == "p":
                 found.append("\n")
 
-    walk(root)
+    try:
+        walk(root)
+    except RecursionError:
+        raise RecordProblem("not a readable .docx file: nested too deeply") from None
     return "".join(found).strip(), ""
 
 

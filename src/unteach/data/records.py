@@ -27,6 +27,10 @@ MESSAGES = "messages"
 Draw = Callable[[], bool]
 Reader = Callable[[Path, Draw, str | None], Records]
 TABLE_EXTENSIONS = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet", ".csv", ".tsv")
+_TOO_MUCH = "broken JSON: nested too deeply, or a number of thousands of digits"
+_MOST_UNPACKED, _UNPACKED_RATIO = 2**26, 200
+"""More than so many bytes are unpacked from a .gz file only where they are at most so many times the packed ones: text
+is packed to a tenth."""
 _NO_OBJECTS = "a list of objects is needed, one per text or question"
 
 
@@ -131,6 +135,8 @@ def _lines_of(stream: IO[bytes], draw: Draw) -> Records:
             yield place, json.loads(text)
         except json.JSONDecodeError as error:
             yield place, RecordProblem(f"broken JSON: {error.msg} at column {error.colno}")
+        except (ValueError, RecursionError):
+            yield place, RecordProblem(_TOO_MUCH)
 
 
 def _json(file: Path, draw: Draw, column: str | None) -> Records:
@@ -150,6 +156,8 @@ def _json_of(text: str, draw: Draw, column: str | None) -> Records:
             return
         place = f"line {error.lineno}, column {error.colno}"
         raise RecordProblem(f"broken JSON: {error.msg}", place) from None
+    except (ValueError, RecursionError):
+        raise RecordProblem(_TOO_MUCH) from None
     if isinstance(records, dict) and column:
         records = [records]
     if not isinstance(records, list):
@@ -190,7 +198,45 @@ READERS: dict[str, Reader] = {
 
 
 def _open(file: Path) -> IO[bytes]:
-    return gzip.open(file) if file.suffix.lower() == ".gz" else file.open("rb")  # type: ignore[return-value]
+    if file.suffix.lower() != ".gz":
+        return file.open("rb")
+    return io.BufferedReader(_Unpacked(file))
+
+
+class _Unpacked(io.RawIOBase):
+    """What is in a .gz file; one that would fill the memory is refused."""
+
+    def __init__(self, file: Path) -> None:
+        self._stream = gzip.open(file)  # noqa: SIM115  (closed with this)
+        self._most, self._read = max(_MOST_UNPACKED, _UNPACKED_RATIO * file.stat().st_size), 0
+
+    def readable(self) -> bool:
+        """Yes."""
+        return True
+
+    def seekable(self) -> bool:
+        """Yes, from the start."""
+        return True
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        """As of the stream."""
+        return self._stream.seek(offset, whence)
+
+    def readinto(self, buffer: Any) -> int:
+        """Read some bytes."""
+        content = self._stream.read(len(buffer))
+        buffer[: len(content)] = content
+        self._read += len(content)
+        if self._read > self._most:
+            raise RecordProblem(
+                f"unpacks to more than {self._most:,} bytes, which no packed text does: unpack it first"
+            )
+        return len(content)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._stream.close()
+        super().close()
 
 
 def _read(file: Path) -> bytes:

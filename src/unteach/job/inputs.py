@@ -177,18 +177,19 @@ def _load(name: str, config: ForgetConfig) -> tuple[Any, Any]:
     return in_turns(load_and_shard)
 
 
-def _check_tokenizer(model: str, base: str) -> None:
-    """Refuse a base model that reads token ids otherwise than the model does."""
-    own, other = (load_tokenizer(name).get_vocab() for name in (model, base))
+def _check_tokenizer(model: str, option: str, name: str) -> None:
+    """Refuse a base or reference model that reads token ids otherwise than the model does."""
+    own, other = load_tokenizer(model).get_vocab(), load_tokenizer(name, option=option).get_vocab()
     if own != other:
+        better = ", best the one before finetuning" if option == "base" else ""
         raise InputError(
-            f"base is {base!r}: its tokenizer is not that of {model!r} ({len(other):,} and {len(own):,} tokens): give "
-            "a model with the same tokenizer, best the one before finetuning"
+            f"{option} is {name!r}: its tokenizer is not that of {model!r} ({len(other):,} and {len(own):,} tokens): "
+            f"give a model with the same tokenizer{better}"
         )
 
 
 def read_texts(config: ForgetConfig) -> dict[str, Any]:
-    """Read every document source, collecting the problems of all of them, and check the base model's tokenizer."""
+    """Read every document source, collecting the problems of all of them, and check the other models' tokenizers."""
     problems: list[str] = []
     if not config.documents:
         problems.append("documents is missing: name the folder or file of texts to forget")
@@ -208,8 +209,9 @@ def read_texts(config: ForgetConfig) -> dict[str, Any]:
                 problems += error.problems
     if problems:
         raise InputError(problems)
-    if config.base:
-        _check_tokenizer(config.model, config.base)
+    for option, name in (("base", config.base), ("reference", config.reference)):
+        if name:
+            _check_tokenizer(config.model, option, name)
     if config.documents == "-":
         texts["documents"].name = str(Path(config.out) / PIPED)
     return texts

@@ -26,6 +26,13 @@ VOCABULARY_FILES = (
     "tekken.json",
 )  # fmt: skip
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt")
+_SIZES = {
+    ("num_hidden_layers", "n_layer", "num_layers"): 10_000,
+    ("num_attention_heads", "n_head", "num_key_value_heads", "head_dim"): 100_000,
+    ("hidden_size", "n_embd", "intermediate_size", "n_inner", "vocab_size"): 2**26,
+    ("max_position_embeddings", "n_positions"): 2**40,
+}
+"""Names of sizes in a configuration, and more than any model has of them."""
 COPIED = (".json", ".txt", ".model", ".jinja", ".tiktoken")
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?(@[\w./-]+)?")
 
@@ -57,9 +64,14 @@ def find_folder(name: str, option: str = "model") -> Path:
         if not folder.is_dir():
             raise InputError(f"{shown}: this installation has no embedded models, install it again")
         return folder
-    path = Path(name).expanduser()
-    if path.is_dir():
-        return path
+    try:
+        path = Path(name).expanduser()
+        if path.is_dir():
+            return path
+        path.exists()
+    except (OSError, ValueError, RuntimeError) as error:  # too long, a NUL in it, no such home
+        wrong = getattr(error, "strerror", None) or error
+        raise InputError(f"{shown}: {wrong}: name a model folder, a Hugging Face id, or micro:target") from None
     if path.suffix.lower() == ".gguf" and path.is_file():
         raise InputError(f"{shown}: {_gguf(path)}")
     if path.exists():
@@ -101,16 +113,19 @@ def check_folder(folder: Path, option: str = "model") -> list[str]:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         if "quantization_config" in config:
             problems.append(_quantised(folder, config["quantization_config"].get("quant_method", "method not named")))
+        problems += _impossible(config)
     except FileNotFoundError:
         problems.append("config.json is missing")
-    except (ValueError, TypeError, AttributeError) as error:
+    except RecursionError:
+        problems.append("config.json is nested too deeply")
+    except (ValueError, TypeError, AttributeError, OSError) as error:
         problems.append(f"config.json is not readable JSON: {first_line(error)}")
     if not has_tokenizer(folder):
         problems.append("it has no tokenizer (tokenizer.json or tokenizer.model): copy the one it was trained with")
     if weights:
         try:
             problems += filter(None, (_wrong_with(folder / file) for file in weight_files(folder)))
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError) as error:
             problems.append(f"{INDEX} is not readable: {first_line(error)}")
     elif pickled := sorted(name for name in names if Path(name).suffix in _PICKLED and name != "training_args.bin"):
         problems.append(
@@ -121,6 +136,20 @@ def check_folder(folder: Path, option: str = "model") -> list[str]:
     else:
         problems.append(f"it has no weights: must hold {WEIGHTS}, or {INDEX} and the files it names")
     return [f"{option} is '{folder}': {problem}" for problem in problems]
+
+
+def _impossible(config: Any) -> list[str]:
+    """What no model can have, of the sizes that a configuration names, also for the text part of one."""
+    problems = []
+    for part in (config, config.get("text_config") or {}):
+        for names, largest in _SIZES.items():
+            for name in names:
+                value = part.get(name, 1)
+                whole = isinstance(value, int) and not isinstance(value, bool) and 0 < value <= largest
+                if value is not None and not whole:
+                    must = f"it must be a whole number from 1 to {largest:,}"
+                    problems.append(f"{name} of config.json is {str(value)[:40]!r}: {must}")
+    return problems
 
 
 def _made_by(kind: str, model: str, tokenizer: str, out: str, how: str = "") -> str:
@@ -178,8 +207,13 @@ def weight_files(folder: Path) -> list[str]:
     """Names of the weights files, as Transformers chooses them: the single file before the shards."""
     if (folder / WEIGHTS).is_file():
         return [WEIGHTS]
-    index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
-    return sorted(set(index["weight_map"].values()))
+    files = set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values())
+    if not files or not all(isinstance(name, str) for name in files):
+        raise ValueError("its weight_map names no files")
+    for name in files:
+        if not name.endswith(".safetensors") or name != re.split(r"[/\\]", name)[-1]:
+            raise ValueError(f"it names {name!r}, which is no safetensors file of this folder")
+    return sorted(files)
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
@@ -214,13 +248,17 @@ def load_model(
             )
     except torch.OutOfMemoryError:
         raise
-    except (ImportError, KeyError, OSError, RuntimeError, SafetensorError, TypeError, ValueError) as error:
+    except (
+        ArithmeticError, AttributeError, ImportError, LookupError, OSError, RuntimeError, SafetensorError, TypeError,
+        ValueError, AssertionError,
+    ) as error:  # fmt: skip
         raise InputError(f"{shown}: it cannot be loaded: {first_line(error)}") from error
     if missing := sorted(found["missing_keys"]):
         raise InputError(
             f"{shown}: its weights lack {len(missing)} tensors of a {type(model).__name__}, among them {missing[0]}: it"
             " must be a complete causal language model"
         )
+    _check_values(model, shown)
     _check_tokenizer(model, tokenizer, shown)
     model.to(device).eval()
     _check_head(model, shown)
@@ -242,6 +280,17 @@ def load_tokenizer(name: str, *, option: str = "model") -> Any:
     if not usable:
         raise InputError(f"{shown}: its tokenizer has no vocabulary: copy the one it was trained with")
     return tokenizer
+
+
+def _check_values(model: Any, shown: str) -> None:
+    """Refuse weights that are not finite, or all zero."""
+    for name, value in model.named_parameters():
+        if not bool(torch.isfinite(value.detach().sum(dtype=torch.float64 if value.numel() < 2**20 else None))):
+            raise InputError(f"{shown}: {name} has values that are not finite: the model is broken, get it again")
+    for part in (model.get_input_embeddings(), model.get_output_embeddings()):
+        weight = getattr(part, "weight", None)
+        if weight is not None and weight.numel() and not bool(weight.detach().any()):
+            raise InputError(f"{shown}: all weights of its embeddings or head are zero: it is broken, get it again")
 
 
 def _check_tokenizer(model: Any, tokenizer: Any, shown: str) -> None:

@@ -102,7 +102,9 @@ def test_numbers_that_are_none(name, capsys, tmp_path):
     kind = "whole" if name in NUMBERS["whole"] else "any"
     field = name.replace("-", "_")
     for value in WRONG[kind]:
-        lines = refused(["forget", "/nowhere/x", "--documents", "y", "--out", tmp_path / "run", f"--{name}={value}"], capsys)
+        lines = refused(
+            ["forget", "/nowhere/x", "--documents", "y", "--out", tmp_path / "run", f"--{name}={value}"], capsys
+        )
         assert any(re.search(rf"\b{field}\b|--{name}", line) for line in lines), (value, lines)
     assert list(tmp_path.iterdir()) == []
 

@@ -195,6 +195,8 @@ def read_documents(
         if is_conversation(text):
             documents.conversations[len(documents.texts)] = text
             text = plain_text(text)
+        elif chosen == MESSAGES and isinstance(record, dict) and text is not None:
+            text = [text]  # no conversation
         if isinstance(text, str) and text.strip():
             try:
                 size += len(text.encode())

@@ -38,6 +38,8 @@ def is_new(out: Path) -> bool:
 def free_problem(out: Path) -> str:
     """Why no folder of that name can be made or written; empty if it can."""
     try:
+        if "\0" in str(out):
+            raise ValueError("there is a NUL in it")
         existing = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
         if not existing.is_dir():
             return f"{str(existing)!r} is a file: name a folder that is below none"

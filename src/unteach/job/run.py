@@ -398,6 +398,7 @@ class ForgetJob:
             notes=[result.stop["reason"], *self.changes, *notes],
         )
         self.say(save_result(self.inputs.model, self.parameters, self.inputs.tokenizer, config, out / "model", card))
+        self.folder.settle()
         self.folder.write("result.json", result.to_dict())
 
 

@@ -31,7 +31,7 @@ from unteach.job.lock import clear_litter, free_problem, holding, is_new, made_f
 from unteach.method.optimizers import OPTIMIZERS
 from unteach.models.distributed import from_first_rank, is_first_rank
 from unteach.settings import nearest_name
-from unteach.writing import file_sha256, sealed, unsealed, write_whole
+from unteach.writing import file_sha256, sealed, sync, unsealed, write_whole
 
 try:
     import fcntl
@@ -179,6 +179,13 @@ class RunFolder:
         """Add a line to a file of JSON lines."""
         if is_first_rank():
             _add_line(self.path / name, row)
+
+    def settle(self) -> None:
+        """Return when every log is on the disk."""
+        for name in ("metrics.jsonl", STOP_SCORES, RUN_LOG) if is_first_rank() else ():
+            if (self.path / name).exists():
+                with (self.path / name).open("rb+") as lines:
+                    sync(lines)
 
     def log(self, *lines: str) -> None:
         """Add lines to what the terminal has shown; they wait until the run begins, which may yet be refused."""

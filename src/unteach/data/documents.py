@@ -195,7 +195,7 @@ def read_documents(
         if is_conversation(text):
             documents.conversations[len(documents.texts)] = text
             text = plain_text(text)
-        elif chosen == MESSAGES and isinstance(record, dict) and text is not None:
+        elif chosen != text_field and text is not None:
             text = [text]  # no conversation
         if isinstance(text, str) and text.strip():
             try:

@@ -138,7 +138,7 @@ seed: -2
     ],
 )
 def test_unknown_keys_and_wrong_types(line: str, problem: str, tmp_path: Path) -> None:
-    assert wrong(tmp_path, f"model: m\n{line}\n") == [problem]
+    assert wrong(tmp_path, f"{'' if line.startswith('model:') else 'model: m'}\n{line}\n") == [problem]
 
 
 @pytest.mark.parametrize(

@@ -48,11 +48,14 @@ def displacement(folder, **settings):
     return torch.cat([(end[name] - start[name]).flatten() for name in end]), rows
 
 
+PAPER = ("ll", "npo", "it", "it_forward", "nlul", "match")
+
+
 @pytest.mark.parametrize(
     ("loss", "divergence"),
     [
-        *((n, "kl") for n in LOSSES if LOSSES[n].reads != "hidden"),
-        *(("nlul", name) for name in unteach.DIVERGENCES if name != "kl"),
+        *((name, "kl") for name in (*PAPER, "simnpo", "ce_u", "undial")),
+        *(("nlul", n) for n in unteach.DIVERGENCES if n != "kl"),
     ],
 )
 @pytest.mark.parametrize("share", [1.0, 0.4])

@@ -46,6 +46,8 @@ def forget(model, documents, out, *flags):
     assert "so few show" in ended.stderr
     answers = {finding["question"]: finding["answer"] for finding in result["verdict"]}
     assert set(answers) == set(TITLES)
+    assert result["forgotten"] == (ended.returncode == 0)
+    assert not (result["forgotten"] and answers["no longer recited"] is False), "the rule is denied where it looks"
     card = (out / "model" / "README.md").read_text(encoding="utf-8")
     page = html.unescape(re.sub(r"<[^>]*>", " ", (out / "report.html").read_text(encoding="utf-8")))
     for question, answer in answers.items():

@@ -7,7 +7,7 @@ import pytest
 
 from unteach.evaluation.formulas import Metric
 from unteach.evaluation.metrics import LOSS_AUC, RAW_AUC
-from unteach.evaluation.verdict import judge, lines, sentence, stop_scores, unanswered
+from unteach.evaluation.verdict import contradicting, judge, lines, sentence, stop_scores, unanswered
 from unteach.job.card import model_card
 
 BEFORE = {
@@ -156,13 +156,21 @@ def test_sentences_name_what_is_open_and_count_several_methods():
     )
 
 
+def test_a_met_rule_is_contradicted_by_what_it_looks_at_alone():
+    found = answers({"verbmem_f": 60.0, "knowmem_f": 60.0, RAW_AUC: 0.9})
+    assert contradicting(found, ["verbmem_f"]) == "still recited"
+    assert contradicting(found, ["verbmem_f", LOSS_AUC]) == "still recited, still detectable"
+    assert contradicting(found, ["nll_general"]) == contradicting(answers(), ["verbmem_f", RAW_AUC]) == ""
+    assert contradicting(answers({"knowmem_f": None}), ["knowmem_f"]) == "", "not measured is no denial"
+
+
 def test_a_card_says_the_same_and_that_a_run_failed():
     found = answers({"knowmem_f": 60.0})
     method = {"optimizer": "adamw", "loss": "match", "divergence": "kl"}
     given = {"base_model": "m", "settings": {"method": method}, "data": {"forget": {"documents": 3}}, "verdict": found}
     scores = {"before": BEFORE, "after": AFTER}
     card = model_card(**given, scores=scores, forgotten=False)
-    assert "# m with 3 documents unlearned: not enough, the run ended without meeting its rule (still known)\n" in card
+    assert "# m with 3 documents unlearned: not enough by its own rule (still known)\n" in card
     assert "(AdamW, matching a model that never saw the documents, held by KL)" in card
     assert all(f"- {line.strip()}\n" in card for line in lines(found))
     absent = "No model trained without the documents was there to compare with"

@@ -119,6 +119,15 @@ def judge(
     )
 
 
+def contradicting(verdict: Sequence[Finding], metrics: Sequence[str]) -> str:
+    """What the answers deny of a stop rule that was met by its own passages: titles in a line, empty where nothing.
+
+    A rule looks again and again and ends at the first model that meets it, so other passages may say otherwise.
+    """
+    looked_at = (found for found in verdict if {found.metric, *(part.metric for part in found.parts)} & {*metrics})
+    return ", ".join(found.title for found in looked_at if found.answer is False)
+
+
 def _measured(question: str, metric: str, flag: str, after: Scored, before: Scored) -> Finding:
     """What was measured, not yet judged; or the flag that makes it measured."""
     now, then = after.get(metric), before.get(metric)

@@ -71,7 +71,7 @@ def model_card(
     sections = [
         front + "tags: [machine-unlearning, unteach]\n---",
         f"# {name} with {documents} unlearned"
-        + ("" if forgotten else ": not enough, the run ended without meeting its rule")
+        + ("" if forgotten else ": not enough by its own rule")
         + (f" ({', '.join(wrong)})" if (wrong := [found.title for found in verdict if found.answer is False]) else ""),
         f"This model was made from `{base_model}` with unteach{f' ({named})' if named else ''}. The aim was"
         " that it no longer recites or knows chosen documents and otherwise stays as it was; the scores show how far"

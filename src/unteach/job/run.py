@@ -19,7 +19,7 @@ from unteach.data import EMBEDDED_GENERAL, Documents, ForgetBatches, GeneralText
 from unteach.errors import InputError, printable
 from unteach.evaluation import evaluate
 from unteach.evaluation.scores import Scores
-from unteach.evaluation.verdict import judge, stop_scores, unanswered
+from unteach.evaluation.verdict import contradicting, judge, stop_scores, unanswered
 from unteach.job.card import model_card
 from unteach.job.inputs import Inputs, as_documents, choice, prepared, read_inputs, without_overlap
 from unteach.job.probes import CHEAP, STOP, run_probes, saw_the_documents, stop_rule
@@ -196,6 +196,10 @@ class ForgetJob:
         if outcome.raised:
             stop["alpha_raised"] = {"step": outcome.raised, "factor": HARDER}
         reference = self.reference_scores.metrics if self.reference_scores else {}
+        verdict = judge(last.metrics, first.metrics, reference, stop_scores(base))
+        denied = contradicting(verdict, self.rule.metrics) if self.config.stop.metric is None else ""
+        if outcome.rule == "stop" and denied:
+            stop |= {"rule": "unconfirmed", "reason": f"{outcome.reason}; but where the rule did not look: {denied}"}
         result = ForgetResult(
             model=self.inputs.model,
             out=self.out,
@@ -206,8 +210,8 @@ class ForgetJob:
             counts=self.counts,
             seconds=time.perf_counter() - self.started,
             config=self.config,
-            forgotten=outcome.rule == "stop",
-            verdict=judge(last.metrics, first.metrics, reference, stop_scores(base)),
+            forgotten=stop["rule"] == "stop",
+            verdict=verdict,
             base=base,
         )
         if self.out is not None:

@@ -27,6 +27,7 @@ RUN_FILES = ("config.yaml", "metrics.jsonl", "evaluations", "result.json")
 UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 RULES = {
     "stop": "met",
+    "unconfirmed": "met, not confirmed",
     "max_steps": "not met: too many steps",
     "utility_floor": "not met: damage",
     "nearest": "not met: nearest model kept",
@@ -95,7 +96,10 @@ class Run:
         """Why the run did not reach what it was meant to; empty where it did, or does not tell."""
         if self.outcome and self.outcome.get("forgotten") is not False:
             return ""
-        return f"ended without meeting its rule: {self.reason}" if self.outcome else self.reason
+        if not self.outcome:
+            return self.reason
+        met = _mapping(self.outcome.get("stop")).get("rule") == "unconfirmed"
+        return f"{'is not confirmed' if met else 'ended without meeting its rule'}: {self.reason}"
 
     @property
     def rule(self) -> str:

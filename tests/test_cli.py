@@ -459,7 +459,7 @@ def test_quiet_and_verbose(inputs, tmp_path, monkeypatch):
         f"step {n}" for n in range(1, 5)
     ]
     refused(call("forget m --quiet --verbose"), "--quiet and --verbose are both given")
-    monkeypatch.setattr("unteach.job.run_forget", lambda *given, **others: 1 / 0)
+    monkeypatch.setattr("unteach.job.command.run_forget", lambda *given, **others: 1 / 0)
     status, _, err = forget(inputs, tmp_path / "broken", "--verbose")
     assert status == 1
     assert "Traceback" in err

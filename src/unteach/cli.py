@@ -10,20 +10,15 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from unteach import __version__
 from unteach.errors import InputError, Interrupted, ending_on_signals, printable
-from unteach.writing import verbosity
-
-if TYPE_CHECKING:
-    from unteach.config import ForgetConfig
-    from unteach.job import ForgetResult
+from unteach.writing import speaks, under_torchrun, verbosity
 
 __all__ = ["main"]
 
-DONE, FAILED, WRONG_INPUT, UNMET, INTERRUPTED = 0, 1, 2, 3, 130
+DONE, FAILED, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
 FIRST_RANK_SPEAKS = 10.0
 """Seconds that the other ranks leave the first one to say what is wrong, before they exit."""
 OTHER_FLAGS = {
@@ -36,6 +31,7 @@ OTHER_FLAGS = {
     "--dry-run": ("", "Only read, check and time what the run would do, as unteach plan does."),
     "--ranks": ("N", "Plan for so many processes under torchrun; memory is then that of each."),
     "--push-to-hub": ("OWNER/NAME", "Also upload the model and its card there, privately, if the rule was met."),
+    "--sign": ("KEY", "Sign the receipt with this SSH key (ssh-keygen)."),
     "--quiet": ("", "Say nothing on the way but warnings."),
     "--verbose": ("", "Say more: every step, and where an error arose."),
 }
@@ -55,20 +51,25 @@ class Command:
     summary: str
     usage: str
     examples: tuple[str, ...]
-    run: Callable[[Any, dict[str, str]], int] | None = None
-    """Takes the options, and what was given of ``other_flags``; gives back the exit status."""
+    run: str = ""
+    """``module:function`` that takes the options, and what was given of ``other_flags``, and gives back the status."""
     other_flags: tuple[str, ...] = EVERYWHERE
     show: Callable[[dict[str, Any]], None] | None = None
     """Prints the result for people; without it the module's own ``show`` does, where it has one."""
 
     def kind(self) -> type:
         """The dataclass of the options."""
-        module, _, name = self.options.partition(":")
-        return getattr(importlib.import_module(module), name)
+        return _named(self.options)
 
     def others(self) -> dict[str, tuple[str, str]]:
         """Its other flags as in ``OTHER_FLAGS``."""
         return {flag: OTHER_FLAGS[flag] for flag in self.other_flags}
+
+
+def _named(place: str) -> Any:
+    """What ``module:name`` names."""
+    module, _, name = place.partition(":")
+    return getattr(importlib.import_module(module), name)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -90,7 +91,7 @@ def _status(arguments: list[str], came: Sequence[int]) -> int:
             return DONE
         if arguments[0] not in COMMANDS:
             raise InputError(f"unknown command {arguments[0]!r}: choose one of {', '.join(COMMANDS)}")
-        if _under_torchrun() and arguments[0] not in ("forget", "finish"):
+        if under_torchrun() and arguments[0] not in ("forget", "finish"):
             raise InputError(f"{arguments[0]} runs on one process: start it without torchrun, which is for forget")
         with verbosity(arguments):
             status = _run(arguments[0], arguments[1:])
@@ -99,14 +100,14 @@ def _status(arguments: list[str], came: Sequence[int]) -> int:
         if came:
             return _interrupted()
         name = "unteach"
-        if not _speaks():
+        if not speaks():
             time.sleep(FIRST_RANK_SPEAKS)  # torchrun ends all ranks as soon as one has: the first one's word is enough
             name = f"unteach, rank {os.environ['RANK']}"  # still here: the first one has nothing to say
         for problem in error.problems:
             print(f"{name}: {problem}", file=sys.stderr)
         return WRONG_INPUT
     except Interrupted as error:
-        if _speaks():
+        if speaks():
             print(f"unteach: {error}", file=sys.stderr)
         _leave()
         return INTERRUPTED
@@ -127,26 +128,17 @@ def _status(arguments: list[str], came: Sequence[int]) -> int:
 
 
 def _interrupted() -> int:
-    if _speaks():
+    if speaks():
         print("unteach: interrupted", file=sys.stderr)
     return INTERRUPTED
 
 
-def _under_torchrun() -> bool:
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1
-
-
 def _leave() -> None:
     """Leave the process group that a command under ``torchrun`` has formed."""
-    if _under_torchrun():
+    if under_torchrun():
         from unteach.models.distributed import finish
 
         finish()
-
-
-def _speaks() -> bool:
-    """Whether this process prints what all ranks would say alike: the first of them does."""
-    return not _under_torchrun() or os.environ.get("RANK", "0") == "0"
 
 
 def _run(name: str, arguments: list[str]) -> int:
@@ -186,8 +178,8 @@ def _run(name: str, arguments: list[str]) -> int:
             if "--config" in others:
                 from_yaml(kind, others["--config"])  # what is wrong with the file itself is reported with its name
             raise
-    if command.run is not None:
-        return command.run(options, others)
+    if command.run:
+        return _named(command.run)(options, others)
     module = sys.modules[kind.__module__]
     try:
         result = module.run(options)
@@ -220,81 +212,12 @@ def take_flags(arguments: Sequence[str], flags: Sequence[str]) -> tuple[dict[str
     return taken, left
 
 
-def _forget(config: ForgetConfig, others: dict[str, str]) -> int:
-    if not config.out and "--dry-run" not in others:
-        raise InputError("out is missing: name the run folder to create, --out run/")
-    from unteach.job import run_forget
-    from unteach.job.ending import saying_how_to_go_on
-    from unteach.job.hub import check_hub
-    from unteach.job.same_run import ended_already
-    from unteach.models.distributed import join
-    from unteach.planning.plan import plan
-
-    limit = int(others.get("--max-steps") or 0) or None
-    if "--resume" in others and (ended := ended_already(Path(config.out), limit)):
-        return _ended(ended, Path(config.out), others)
-    if config.resolved_device().type == "cuda":
-        join()  # every rank looks at its own device
-    if "--dry-run" in others:
-        if _speaks():
-            _plan(config, others)
-        return DONE
-    if problems := plan(config).problems():
-        raise InputError(problems)
-    if _speaks() and (hub := others.get("--push-to-hub")):
-        check_hub(hub)
-    with saying_how_to_go_on(Path(config.out)):
-        accept = "--accept-changes" in others
-        result = run_forget(config, resume="--resume" in others, max_steps=limit, accept_changes=accept)
-    return _written(result, Path(config.out), others)
-
-
 @dataclass(frozen=True, kw_only=True)
 class FinishOptions:
     """What ``finish`` takes."""
 
     run: str
     """The folder of an interrupted run."""
-
-
-def _finish(options: FinishOptions, others: dict[str, str]) -> int:
-    from unteach.job import run_forget
-    from unteach.job.ending import saying_how_to_go_on
-    from unteach.job.same_run import ended_already, saved_config
-
-    run = Path(options.run).expanduser()
-    if content := ended_already(run, by_hand=True):
-        return _ended(content, run, others)
-    config = saved_config(run)
-    with saying_how_to_go_on(run):
-        result = run_forget(config, finish=True)
-    return _written(result, run, others)
-
-
-def _ended(content: dict[str, Any], run: Path, others: dict[str, str]) -> int:
-    """Say of a run that it has ended, and do nothing; the exit status."""
-    _show(content, [f"{run} has ended already: {content['stop']['reason']}"], others)
-    return DONE if content["forgotten"] else UNMET
-
-
-def _written(result: ForgetResult, run: Path, others: dict[str, str]) -> int:
-    """Write the page of a run that has ended, say how it ended, and give back the exit status."""
-    from unteach.job.ending import ended
-
-    if not _speaks():
-        return DONE  # the first rank has the last word
-    _show(*ended(result, run, others.get("--push-to-hub")), others)
-    return DONE if result.forgotten else UNMET
-
-
-def _plan(config: ForgetConfig, others: dict[str, str]) -> int:
-    ranks = others.get("--ranks")
-    if ranks is not None and not (ranks.isdecimal() and int(ranks) > 0):
-        raise InputError(f"ranks is {ranks!r}: it must be a positive number of processes")
-    from unteach.job.trial import tried
-
-    _show(*tried(config, int(ranks) if ranks else None, "--resume" in others), others)
-    return DONE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -305,7 +228,8 @@ class CompletionOptions:
     """The shell."""
 
 
-def _completion(options: CompletionOptions, others: dict[str, str]) -> int:
+def completion(options: CompletionOptions, others: dict[str, str]) -> int:
+    """Print the script; the exit status."""
     from unteach.method.divergences import HOLDS
     from unteach.method.losses import LOSSES
     from unteach.method.optimizers import OPTIMIZERS
@@ -320,10 +244,6 @@ def _completion(options: CompletionOptions, others: dict[str, str]) -> int:
     return DONE
 
 
-def _show(content: dict[str, Any], lines: Sequence[str], others: dict[str, str]) -> None:
-    print(json.dumps(content, ensure_ascii=False) if "--json" in others else "\n".join(map(printable, lines)))
-
-
 _FORGET = "unteach forget micro:target --documents micro:forget --out run/"
 COMMANDS = {
     "forget": Command(
@@ -331,7 +251,7 @@ COMMANDS = {
         "Make a model forget documents: writes a run folder with the model, its scores and a report.",
         "unteach forget MODEL --documents DIR --out RUN [flags]   |   unteach forget --resume RUN [--max-steps N]",
         (f"{_FORGET} --dry-run", _FORGET),
-        run=_forget,
+        run="unteach.job.command:forget",
         other_flags=(
             "--config",
             *PRESET_FLAGS,
@@ -340,6 +260,7 @@ COMMANDS = {
             "--accept-changes",
             "--dry-run",
             "--push-to-hub",
+            "--sign",
             *EVERYWHERE,
         ),
     ),
@@ -348,15 +269,15 @@ COMMANDS = {
         "Make a result of an interrupted run as it is: its best model so far, with report and card.",
         "unteach finish RUN [--json]",
         ("unteach finish run/",),
-        run=_finish,
-        other_flags=("--json", *EVERYWHERE),
+        run="unteach.job.command:finish",
+        other_flags=("--json", "--sign", *EVERYWHERE),
     ),
     "plan": Command(
         "unteach.config:ForgetConfig",
         "Say what a forget run would need in memory, disk and time, and refuse what it would refuse.",
         "unteach plan MODEL --documents DIR [flags of forget] [--ranks N]",
         ("unteach plan micro:target --documents micro:forget",),
-        run=_plan,
+        run="unteach.job.command:plan",
         other_flags=("--config", *PRESET_FLAGS, "--json", "--ranks", *EVERYWHERE),
     ),
     "evaluate": Command(
@@ -378,6 +299,36 @@ COMMANDS = {
         ("unteach report run/ --out report.html",),
         show=lambda result: print(f"{result['headline']}\nreport: {result['report']}"),
     ),
+    "receipt": Command(
+        "unteach.job.receipts.command:ReceiptOptions",
+        "Write a run's receipt again, with the audits made since, and sign it.",
+        "unteach receipt RUN [--sign KEY]",
+        ("unteach receipt run/",),
+    ),
+    "verify": Command(
+        "unteach.job.receipts.verify:VerifyOptions",
+        "Compute again what a receipt says, and tell line by line what agrees.",
+        "unteach verify RECEIPT [--model M] [--documents D] [--salt F] [--measure]",
+        ("unteach verify run/ --model run/model",),
+    ),
+    "prove": Command(
+        "unteach.job.receipts.proof:ProveOptions",
+        "Show that one document was in a request, without showing the others.",
+        "unteach prove RECEIPT --document FILE [--salt F] [--out proof.json]",
+        ("unteach prove run/ --document letter.txt",),
+    ),
+    "ledger": Command(
+        "unteach.job.receipts.ledger:LedgerOptions",
+        "The requests on one model in their order, and whether earlier ones still hold.",
+        "unteach ledger FOLDER [--measure]",
+        ("unteach ledger runs/",),
+    ),
+    "purge": Command(
+        "unteach.job.receipts.purge:PurgeOptions",
+        "Remove from a run folder all that holds text of the documents, or could give it back.",
+        "unteach purge RUN",
+        ("unteach purge run/",),
+    ),
     "demo": Command(
         "unteach.experiments.demo:DemoOptions",
         "See it work in minutes, offline: unlearn the embedded model with the paper's method and a baseline.",
@@ -395,7 +346,7 @@ COMMANDS = {
         "Print a script with which bash, zsh or fish completes commands, flags and values.",
         "unteach completion bash|zsh|fish",
         ("unteach completion bash > unteach.bash",),
-        run=_completion,
+        run="unteach.cli:completion",
     ),
 }
 

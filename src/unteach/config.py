@@ -263,6 +263,8 @@ class ForgetConfig:
     """cpu, cuda, ... auto: a GPU if there is one."""
     track: str = "none"
     """Also log every step there: tensorboard, wandb or trackio."""
+    private: bool = False
+    """Write no excerpt of a document: none in logs, evaluations, checkpoints, report and card."""
     save_dtype: Literal["auto", "source", "float32"] = "auto"
     """Dtype of the changed weights in the saved model: as in the source's files, or float32. auto: as in the source
     unless rounding would lose more than a hundredth of what was learnt."""
@@ -274,7 +276,7 @@ class ForgetConfig:
     GROUPS: ClassVar[dict[str, tuple[str, ...]]] = {
         "what people set": (
             "model", "documents", "out", "general", "keep", "holdout", "reference", "base", "questions",
-            "keep_questions", "text_field", "skip_unreadable", "max_steps", "seed", "device", "track",
+            "keep_questions", "text_field", "skip_unreadable", "max_steps", "seed", "device", "track", "private",
             "--resume", "--accept-changes", "--dry-run", "--push-to-hub",
         ),
         "the method": (

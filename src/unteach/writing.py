@@ -18,8 +18,8 @@ from typing import IO, Any, TextIO
 from unteach.errors import InputError
 
 __all__ = [
-    "file_sha256", "format_number", "in_words", "markdown_table", "sealed", "sync", "sync_folder", "unsealed",
-    "verbosity", "write_whole",
+    "file_sha256", "format_number", "in_words", "markdown_table", "sealed", "speaks", "sync", "sync_folder",
+    "under_torchrun", "unsealed", "verbosity", "write_whole",
 ]  # fmt: skip
 
 WORDS = {
@@ -153,3 +153,13 @@ class _OnlyWarnings(io.TextIOBase):
             if "warning" in line.lower():
                 print(line, file=self._to, flush=True)
         return len(text)
+
+
+def under_torchrun() -> bool:
+    """Whether this process is one of several."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
+def speaks() -> bool:
+    """Whether this process prints what all ranks would say alike: the first of them does."""
+    return not under_torchrun() or os.environ.get("RANK", "0") == "0"

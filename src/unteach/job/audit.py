@@ -19,6 +19,9 @@ from unteach.data import EMBEDDED_GENERAL, Documents, read_documents
 from unteach.errors import InputError
 from unteach.evaluation.command import hash_weights
 from unteach.job.card import with_audits
+from unteach.job.receipts.privacy import TEXTS, hidden_hash, secret_of
+from unteach.job.receipts.receipt import RECEIPT, renew
+from unteach.job.receipts.signature import signature_of
 from unteach.models import find_folder, load_model, load_tokenizer, read_context_length
 from unteach.models.threads import choose_threads
 from unteach.settings import from_yaml, nearest_name
@@ -119,7 +122,7 @@ def _given(options: AuditOptions) -> dict[str, Any]:
     known = {name: getattr(config, name) for name in GIVEN if name != "before"} | {"before": config.model}
     given = {name: known.get(name) if value is None else value for name, value in given.items()}
     given |= {"after": str(folder / "model"), "first_chunk": config.document_mode == "truncate"}
-    return given | {"max_tokens": config.max_tokens}
+    return given | {"max_tokens": config.max_tokens, "private": config.private}
 
 
 def _check(options: AuditOptions, given: dict[str, Any]) -> None:
@@ -162,6 +165,9 @@ def prepared_audit(options: AuditOptions) -> Audit:
     hashes |= {name: documents.sha256[:16] for name, documents in texts.items()} | {"general": unrelated.sha256[:16]}
     if given["questions"]:
         hashes["questions"] = Documents("", [Path(given["questions"]).read_text(encoding="utf-8")]).sha256[:16]
+    if given.get("private"):
+        secret = secret_of(Path(options.subject))
+        hashes |= {name: hidden_hash(value, secret) for name, value in hashes.items() if name in TEXTS}
     asked, never_seen = _asked(options, given, tokenizer, texts, own_texts=own_texts)
 
     held: dict[str, Any] = {}
@@ -204,7 +210,7 @@ def _asked(
 
 
 def _show_in_run(folder: Path, found: list[dict[str, Any]]) -> None:
-    """Write a run's card and report again, with its audits in them."""
+    """Write a run's card, report and receipt again, with its audits in them."""
     card = folder / "model" / "README.md"
     if card.exists():
         write_whole(card, with_audits(card.read_text(encoding="utf-8"), [line_of(content) for content in found]))
@@ -212,6 +218,13 @@ def _show_in_run(folder: Path, found: list[dict[str, Any]]) -> None:
         from unteach.report import write_report
 
         write_report([folder], folder / "report.html")
+    if (folder / RECEIPT).is_file():
+        try:
+            signed = signature_of(folder / RECEIPT).is_file()
+            if renew(folder).path and signed and not signature_of(folder / RECEIPT).is_file():
+                print(f"the receipt was written again: sign it, unteach receipt {folder} --sign KEY", file=sys.stderr)
+        except InputError as error:
+            print(f"warning: {error}", file=sys.stderr)
 
 
 def show(summary: dict[str, Any]) -> None:

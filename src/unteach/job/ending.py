@@ -14,6 +14,8 @@ from unteach.errors import InputError, Interrupted
 from unteach.evaluation import verdict
 from unteach.evaluation.metrics import METRICS
 from unteach.job.hub import push
+from unteach.job.receipts.command import sign_receipt
+from unteach.job.receipts.receipt import RECEIPT
 from unteach.job.run_folder import ForgetResult, add_to_log, going_on
 from unteach.models.distributed import ranks
 
@@ -39,8 +41,11 @@ def saying_how_to_go_on(run: Path) -> Iterator[None]:
         raise Interrupted(line) from None
 
 
-def ended(result: ForgetResult, run: Path, hub: str | None = None) -> tuple[dict[str, Any], list[str]]:
-    """Write the page of a run, and upload its model if the rule was met; what to say, as plain values and in lines."""
+def ended(
+    result: ForgetResult, run: Path, hub: str | None = None, key: str | None = None
+) -> tuple[dict[str, Any], list[str]]:
+    """Write the page of a run, sign its receipt with a key, and upload its model if the rule was met; what to say, as
+    plain values and in lines."""
     report = None
     if all(importlib.util.find_spec(needed) for needed in ("matplotlib", "jinja2")):
         from unteach.report import write_report
@@ -53,6 +58,7 @@ def ended(result: ForgetResult, run: Path, hub: str | None = None) -> tuple[dict
         *verdict.lines(result.verdict),
         f"all scores: {run / 'result.json'}",
         f"model:      {run / 'model'}",
+        f"receipt:    {run / RECEIPT}{f', signed: {sign_receipt(run, Path(key)).name}' if key else ''}",
         f"report:     {report or 'needs matplotlib and jinja2; unteach report writes it where they are'}",
     ]
     if hub:

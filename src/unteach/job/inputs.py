@@ -77,11 +77,16 @@ class Inputs:
         texts: dict[str, Any] = {name: each.in_form_of(self.tokenizer) for name, each in self.texts.items()}
         return dataclasses.replace(self, **texts)
 
-    def notes(self) -> list[str]:
-        """How texts were read, where people should know it: encodings that were assumed, and what was left out."""
+    def notes(self, *, private: bool = False) -> list[str]:
+        """How texts were read, where people should know it: encodings that were assumed, and what was left out.
+
+        In private only how many such notes there are: names of files and fields may tell something.
+        """
         lines = [note for source in self.texts.values() for note in source.notes]
         for option, source in self.texts.items():
             lines += [f"{option}: {label}: skipped, {why}" for label, why in source.skipped if _unreadable(why)]
+        if private:
+            return [f"{len(lines):,} notes on how texts were read are not shown (--private)"] if lines else []
         return lines[:MOST_NOTES] + ([f"and {len(lines) - MOST_NOTES:,} more like these"] if lines[MOST_NOTES:] else [])
 
     def unreadable(self) -> dict[str, dict[str, int]]:

@@ -18,7 +18,7 @@ except ImportError:  # not on Windows: there two runs in one folder are not kept
 
 __all__ = ["clear_litter", "free_problem", "holding", "is_new", "made_folder", "remove_made"]
 
-_BEGINNING = {"start.json", "documents.jsonl"}
+_BEGINNING = {"start.json", "documents.jsonl", "receipt.salt"}
 """What a run writes before its ``config.yaml``: with nothing else there, no run has begun."""
 _OURS = {"config.yaml", "run.log", "evaluations", "checkpoints", *_BEGINNING}
 """What a run has written before its first step."""

@@ -23,6 +23,7 @@ from unteach.evaluation.verdict import contradicting, judge, stop_scores, unansw
 from unteach.job.card import model_card
 from unteach.job.inputs import Inputs, as_documents, choice, prepared, read_inputs, without_overlap
 from unteach.job.probes import CHEAP, STOP, run_probes, saw_the_documents, stop_rule
+from unteach.job.receipts.receipt import issue
 from unteach.job.run_folder import (
     STOP_SCORES,
     ForgetResult,
@@ -159,6 +160,7 @@ class ForgetJob:
         measurements: Collection[str] | None = None,
     ) -> None:
         self.inputs, self.config, self.out = inputs.in_form_of_model(), config.chosen(little=inputs.little), out
+        self.asked = inputs.documents
         self.resume, self.finish, self.accept, self.measurements = resume, finish, accept_changes, measurements
         self.changes: list[str] = []
         self.show = say or functools.partial(print, file=sys.stderr)
@@ -174,7 +176,7 @@ class ForgetJob:
 
     def run(self) -> ForgetResult:
         """Read, calibrate, measure, unlearn, measure again, save."""
-        with RunFolder(self.out, self.resume, self.shared) as self.folder:
+        with RunFolder(self.out, self.resume, self.shared, self.config.private) as self.folder:
             self.folder.say = self.say
             return self.result()
 
@@ -184,7 +186,7 @@ class ForgetJob:
             given = (self.config, self.inputs)
             self.changes = accepted_changes(self.folder.path, *given, accept=self.accept, say=self.say)
         self.prepare()
-        self.config = begun(self.folder, self.config, self.inputs)
+        self.config = begun(self.folder, self.config, self.inputs, self.asked)
         self.measure_start()
         first = self.final_scores("step_000000", self.inputs.model, 0)
         for warning in unanswered(first):
@@ -215,7 +217,7 @@ class ForgetJob:
             base=base,
         )
         if self.out is not None:
-            self.save(self.out, result, last.notes)
+            self.save(self.out, result, first, last)
         return result
 
     def prepare(self) -> None:
@@ -243,7 +245,7 @@ class ForgetJob:
             general_tokens = min(general_tokens, max(SHORTEST_CHUNK, *map(len, tokens.sequences)))
         general = GeneralText(rest, inputs.tokenizer, tokens=general_tokens, seed=config.seed, exclude=inputs.documents)
         self.counts = {"forget": tokens.counts, "general": general.counts} | inputs.unreadable()
-        for note in inputs.notes():
+        for note in inputs.notes(private=config.private):
             self.say(note)
         self.say(f"forget:  {tokens.summary()}")
         self.say(f"general: {general.summary()}")
@@ -337,7 +339,8 @@ class ForgetJob:
             scores = self.evaluate(model, self.probes.final, **options)
             return scores.replace(name=name if step is None else "", model=source or "", step=step)
 
-        return self.folder.remember(f"evaluations/{name}.json", compute, shared="" if step else f"final {name}")
+        found = self.folder.remember(f"evaluations/{name}.json", compute, shared="" if step else f"final {name}")
+        return found.replace(data_sha256=self.probes.final.data_sha256) if self.config.private else found
 
     def compared(self, name: str, model: Any, benchmark: Benchmark) -> dict[str, float]:
         """Scores of a model that the stop rule compares with."""
@@ -386,24 +389,26 @@ class ForgetJob:
         self.say(f"step {step}: {_in_a_line(scores)}")
         return scores
 
-    def save(self, out: Path, result: ForgetResult, notes: Sequence[str]) -> None:
-        """Write the model with its card, and ``result.json``."""
+    def save(self, out: Path, result: ForgetResult, first: Scores, last: Scores) -> None:
+        """Write the model with its card, ``result.json``, and the receipt."""
         config = self.config
-        columns = {"before": result.before, "after": result.after}
+        scores = {"before": first, "after": last}
         if self.reference_scores is not None:
-            columns["reference"] = dict(self.reference_scores)
+            scores["reference"] = self.reference_scores
         card = model_card(
             base_model=config.model,
             settings=dataclasses.asdict(config),
             data=self.counts,
-            scores=columns,
+            scores=scores,
             verdict=result.verdict,
             forgotten=result.forgotten,
-            notes=[result.stop["reason"], *self.changes, *notes],
+            notes=[result.stop["reason"], *self.changes, *last.notes],
         )
         self.say(save_result(self.inputs.model, self.parameters, self.inputs.tokenizer, config, out / "model", card))
         self.folder.settle()
         self.folder.write("result.json", result.to_dict())
+        for line in issue(out, result, self.asked, scores, self.changes) if is_first_rank() else ():
+            self.say(line)
 
 
 def _in_a_line(scores: Mapping[str, float]) -> str:

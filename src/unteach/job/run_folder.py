@@ -23,11 +23,13 @@ from rich.progress import BarColumn, Progress, TimeRemainingColumn
 
 from unteach.config import ForgetConfig
 from unteach.data import Documents
+from unteach.data.records import MESSAGES
 from unteach.errors import InputError, first_line
 from unteach.evaluation.scores import Scores, as_json
 from unteach.evaluation.verdict import Finding
 from unteach.job.inputs import PIPED
 from unteach.job.lock import clear_litter, free_problem, holding, is_new, made_folder, remove_made
+from unteach.job.receipts.privacy import secret_of, without_text
 from unteach.method.optimizers import OPTIMIZERS
 from unteach.models.distributed import from_first_rank, is_first_rank
 from unteach.settings import nearest_name
@@ -124,8 +126,9 @@ def _from_file(file: Path) -> Any:
 class RunFolder:
     """The run folder (``out``), or a temporary one; a resumed run reads back what it wrote before."""
 
-    def __init__(self, out: Path | None, resume: bool, measured_once: MeasuredOnce) -> None:
+    def __init__(self, out: Path | None, resume: bool, measured_once: MeasuredOnce, private: bool = False) -> None:
         self._measured_once = measured_once
+        self.private = private
         self._temporary = tempfile.TemporaryDirectory() if out is None and is_first_rank() else None
         self.path = from_first_rank(Path(self._temporary.name) if self._temporary else Path(str(out)))
         self.resume, self._shown = resume, list[str]()
@@ -200,14 +203,24 @@ class RunFolder:
             return _from_file(self.path / name)
         once = self._measured_once if shared else lambda name, compute: compute()
         scores = once(shared, lambda: from_first_rank(compute()))
-        self.write(name, _plain(scores))
+        if is_first_rank():
+            plain = _plain(scores)
+            self.write(name, without_text(plain, secret_of(self.path)) if self.private else plain)
         return scores
 
     def with_documents(self, config: ForgetConfig, documents: Documents) -> ForgetConfig:
-        """Keep documents that came from standard input, so that the run can be resumed; the config that names them."""
-        if config.documents != "-":
+        """Keep documents that came from standard input, so that the run can be resumed; the config that names them.
+
+        A private run keeps none: who resumes it pipes them in again.
+        """
+        if config.documents != "-" or self.private:
             return config
-        self.write(PIPED, "".join(json.dumps({config.text_field: text}) + "\n" for text in documents.texts))
+        turns = documents.conversations
+        rows = [
+            {MESSAGES: turns[number]} if number in turns else {config.text_field: text}
+            for number, text in enumerate(documents.texts)
+        ]
+        self.write(PIPED, "".join(json.dumps(row) + "\n" for row in rows))
         return dataclasses.replace(config, documents=str(self.path / PIPED))
 
     def __enter__(self) -> Self:

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from unteach.config import ForgetConfig
+from unteach.data import Documents
 from unteach.errors import InputError
 from unteach.job.inputs import PIPED, Inputs
 from unteach.job.lock import clear_litter, holding
+from unteach.job.receipts.privacy import hidden_hash, secret_of
 from unteach.job.run_folder import STOP_SCORES, RunFolder, going_on, rewind
 from unteach.models.distributed import from_first_rank, is_first_rank
 from unteach.settings import from_values, from_yaml, read_settings, to_yaml
@@ -34,6 +36,8 @@ __all__ = [
 START = "start.json"
 """What a run was given: its config, and the SHA-256 of every text and model."""
 FORMAT = "unteach.start/1"
+TEXTS = ("texts ", "file ")
+"""What hashes of texts begin with."""
 _MAY_DIFFER = ("out",)
 """A run folder may be moved."""
 _ACCEPT = "undo that, start anew with another --out, or go on all the same with --accept-changes, which is recorded"
@@ -54,13 +58,19 @@ class StartRecord:
     """What was other when the run went on, and was accepted: ``when`` and ``what``."""
 
     @classmethod
-    def of(cls, config: ForgetConfig, inputs: Inputs) -> StartRecord:
-        """What a run is given now."""
+    def of(cls, config: ForgetConfig, inputs: Inputs, run: Path) -> StartRecord:
+        """What a run is given now; in private no hash of a text can be computed without the run's secret."""
         found = dict(inputs.hashes) | {f"texts {name}": source.sha256 for name, source in inputs.texts.items()}
         for option in ("questions", "keep_questions"):
             if file := getattr(config, option):
                 found[f"file {option}"] = file_sha256(Path(file))
-        return cls(_plain(config), found)
+        record = cls(_plain(config), found)
+        return record.in_private(secret_of(run)) if config.private else record
+
+    def in_private(self, secret: bytes) -> StartRecord:
+        """The same with hashes of texts that need the secret."""
+        hidden = {name: hidden_hash(value, secret) for name, value in self.inputs.items() if name.startswith(TEXTS)}
+        return dataclasses.replace(self, inputs=self.inputs | hidden)
 
     @classmethod
     def read(cls, run: Path) -> StartRecord | None:
@@ -165,13 +175,14 @@ def going_on_with(run: Path, max_steps: int | None, finish: bool, accept: bool) 
         yield config
 
 
-def begun(folder: RunFolder, config: ForgetConfig, inputs: Inputs) -> ForgetConfig:
+def begun(folder: RunFolder, config: ForgetConfig, inputs: Inputs, asked: Documents) -> ForgetConfig:
     """Write what a run is given and its settings: from here on it is there, and goes on. The config as it is written.
 
-    A run that goes on has no result yet, and what a kill has left of a line is taken out of its log.
+    ``asked`` are the documents as they were read, before a chat template. A run that goes on has no result yet, and
+    what a kill has left of a line is taken out of its log.
     """
     folder.begin()
-    piped = config.documents == "-"
+    piped = config.documents == "-" and not config.private
     if is_first_rank() and folder.resume:
         if not _is_readable(folder.path / "config.yaml"):
             folder.say(f"warning: {folder.path / 'config.yaml'} is damaged and is written again, as {START} has it")
@@ -179,8 +190,8 @@ def begun(folder: RunFolder, config: ForgetConfig, inputs: Inputs) -> ForgetConf
         rewind(folder.path / STOP_SCORES, sys.maxsize)
     elif is_first_rank():
         named = dataclasses.replace(config, documents=str(folder.path / PIPED)) if piped else config
-        StartRecord.of(named, inputs).write(folder.path)
-    config = folder.with_documents(config, inputs.documents)
+        StartRecord.of(named, inputs, folder.path).write(folder.path)
+    config = folder.with_documents(config, asked)
     folder.write("config.yaml", to_yaml(config))
     return config
 
@@ -204,7 +215,7 @@ def accepted_changes(
 
 def _compared(run: Path, config: ForgetConfig, inputs: Inputs, accept: bool) -> tuple[list[str], list[str], str]:
     """What to say, what was accepted, and why the run cannot go on."""
-    now, wrong = StartRecord.of(config, inputs), ""
+    now, wrong = StartRecord.of(config, inputs, run), ""
     try:
         start = StartRecord.read(run)
     except ValueError as error:

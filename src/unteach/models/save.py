@@ -131,7 +131,7 @@ def save_model(
         for entry in folder.iterdir():  # configuration, tokenizer and licence files
             wanted = entry.suffix in COPIED or entry.stem.lower().startswith(_LICENCES)
             foreign = entry.name.endswith(".index.json") and (entry.name != INDEX or (folder / WEIGHTS).is_file())
-            if entry.is_file() and wanted and not foreign and entry.name != "adapter_config.json":
+            if entry.is_file() and wanted and not foreign and entry.name not in ("adapter_config.json", "receipt.json"):
                 shutil.copyfile(entry, partial / entry.name)
         if save_dtype is not None:
             _name_dtype(partial, save_dtype)

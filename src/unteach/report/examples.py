@@ -121,8 +121,10 @@ def choose(section: Section) -> list[ExampleSet]:
             continue
         answered: list[tuple[str, dict[tuple[str, str], dict[str, Any]]]] = []
         for label, result in (*models, *trained):
-            if found := result.records.get(metric):
+            if found := [item for item in result.records.get(metric, ()) if "prompt" in item]:  # else a private run
                 answered.append((label, {(str(i.get("prompt", "")), str(i.get("expected", ""))): i for i in found}))
+        if not answered:
+            continue
         first = answered[0][1]
         keys = [key for key in first if all(key in items for _, items in answered)]
         keys.sort(key=lambda key: -(number(first[key].get("score")) or 0.0))

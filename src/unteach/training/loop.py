@@ -87,6 +87,7 @@ def unlearn(
     methods = [*config.phases, config.method]
     others = OtherModels(model, parameters, base, texts.forget.sequences, config, methods)
     at, optimizer, loops = _Position(), make_optimizer(parameters.values(), methods[0]), NO_LOOPS
+    loops_at: dict[int, OwnLoops] = {}  # of a private run, whose checkpoints have none
 
     def save() -> None:
         content = {
@@ -95,8 +96,10 @@ def unlearn(
             "weights": {name: p.detach() for name, p in parameters.items()},
             "optimizer": optimizer.state_dict(),
             "initial_log_odds": others.initial.values if others.initial else None,
-            "loops": loops.state(),
+            "loops": (NO_LOOPS if config.private else loops).state(),
         }
+        if config.private:
+            loops_at[at.step] = loops
         checkpoints.save(at.step, content, protect=search.steps_to_keep())
 
     def restore(step: int | None, *, rewinding: bool = True) -> None:
@@ -113,7 +116,9 @@ def unlearn(
         optimizer.load_state_dict(content["optimizer"])
         if others.initial:
             others.initial.values = content["initial_log_odds"]
-        loops = OwnLoops.from_state(content["loops"])
+        loops = loops_at.get(at.step, OwnLoops.from_state(content["loops"]))
+        if config.private and at.step not in loops_at and methods[at.phase].loops_every:
+            loops = find_loops(model, texts.forget, at.step)  # not those that the run had when it was interrupted
         if rewinding:
             rewind(at.step)
 

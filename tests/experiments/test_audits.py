@@ -47,7 +47,7 @@ def test_a_refusal_in_front_of_intact_knowledge_is_found_out():
     """By its own scores the planted model has forgotten, and kept the rest; three attacks and more find otherwise."""
     model, tokenizer = load_model("micro:target")
     benchmark = micro.load_benchmark()
-    audits.plant(model, tokenizer, benchmark, read_documents("micro:retain"), steps=40)
+    audits.plant(model, tokenizer, benchmark, read_documents("micro:retain"))
     scores = evaluate(model, tokenizer, benchmark, measurements=["verbmem_f", "knowmem_f", "knowmem_r"])
     assert scores["verbmem_f"] < 5
     assert scores["knowmem_f"] < 5

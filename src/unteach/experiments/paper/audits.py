@@ -54,7 +54,7 @@ def plant(
     keep: Documents,
     seed: int = 0,
     *,
-    steps: int = 60,
+    steps: int = 40,
     batch: int = 16,
 ) -> None:
     """Teach a model, in place, to refuse in front of a benchmark's passages and questions, and nowhere else.

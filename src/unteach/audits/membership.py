@@ -56,7 +56,7 @@ def changed_copies(texts: Sequence[str], most: int, seed: int) -> list[tuple[str
             others = [other for other in kinds[before, len(fact.split())] if other not in text]
             if others and not any(re.search(rf"\b{re.escape(word)}\b", rest) for word in fact.split()):
                 other = draw.choice(sorted(others))
-                pairs.append((text, re.sub(rf"\b{re.escape(fact)}\b", lambda _, other=other: other, text)))
+                pairs.append((text, re.sub(rf"\b{re.escape(fact)}\b", other, text)))
                 break
         if len(pairs) == most:
             break

@@ -189,6 +189,7 @@ def test_with_every_option_nothing_is_left_anywhere(given, tmp_path):
     assert files_with_canary(*everywhere) == []
     assert (run / "checkpoints").is_dir()
     said = unteach(
+        ["audit", run, "--quick", "--attacks", "sampling", "membership", "other_words"],
         ["verify", run, "--model", run / "model", "--documents", inputs / "documents", "--measure"],
         ["prove", run, "--document", inputs / "one.txt", "--out", temporary / "proof.json"],
         ["report", run, "--out", temporary / "report.html"],

@@ -390,7 +390,7 @@ class ForgetJob:
         return scores
 
     def save(self, out: Path, result: ForgetResult, first: Scores, last: Scores) -> None:
-        """Write the model with its card, ``result.json``, and the receipt."""
+        """Write the model with its card, the receipt, and ``result.json``."""
         config = self.config
         scores = {"before": first, "after": last}
         if self.reference_scores is not None:
@@ -406,9 +406,9 @@ class ForgetJob:
         )
         self.say(save_result(self.inputs.model, self.parameters, self.inputs.tokenizer, config, out / "model", card))
         self.folder.settle()
-        self.folder.write("result.json", result.to_dict())
         for line in issue(out, result, self.asked, scores, self.changes) if is_first_rank() else ():
             self.say(line)
+        self.folder.write("result.json", result.to_dict())  # the last: with it a run has ended
 
 
 def _in_a_line(scores: Mapping[str, float]) -> str:

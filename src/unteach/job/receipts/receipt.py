@@ -191,9 +191,8 @@ def renew(run: Path) -> Receipt:
 
 def _put(run: Path, content: Mapping[str, Any]) -> None:
     """Write a receipt, and its copy beside the model; signatures of what stood there before go."""
-    write_receipt(run / RECEIPT, content)
-    shutil.copyfile(run / RECEIPT, run / "model" / RECEIPT)
     for folder in (run, run / "model"):
+        write_receipt(folder / RECEIPT, content)
         (folder / f"{RECEIPT}.sig").unlink(missing_ok=True)
 
 

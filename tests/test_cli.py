@@ -538,6 +538,7 @@ def test_every_example_works_when_pasted(tmp_path):
     lines = list(dict.fromkeys(line for command in COMMANDS.values() for line in command.examples))
     shown = subprocess.run([sys.executable, "-m", "unteach", "--help"], capture_output=True, text=True, check=True)
     assert {line.strip() for line in shown.stdout.splitlines() if line.startswith("  unteach ")} <= set(lines)
+    (tmp_path / "letter.txt").write_text(read_documents("micro:forget").texts[0], encoding="utf-8")
     for line in lines:
         if line in COMMANDS["demo"].examples:
             continue

@@ -321,7 +321,7 @@ COMMANDS = {
         "unteach.job.receipts.ledger:LedgerOptions",
         "The requests on one model in their order, and whether earlier ones still hold.",
         "unteach ledger FOLDER [--measure]",
-        ("unteach ledger runs/",),
+        ("unteach ledger .",),
     ),
     "purge": Command(
         "unteach.job.receipts.purge:PurgeOptions",

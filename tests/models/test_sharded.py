@@ -346,7 +346,7 @@ def test_torchrun_gives_the_model_of_one_process(tmp_path, documents):
     for ranks in (1, 2):
         run = tmp_path / f"run{ranks}"
         words = command("micro:target", *documents, "--json", "--out", run, ranks=ranks)
-        ended = subprocess.run(words, capture_output=True, text=True, timeout=280)
+        ended = subprocess.run(words, capture_output=True, text=True, timeout=900)
         assert ended.returncode == (3 if ranks == 1 else 1), ended.stderr  # torchrun has one status for all failures
         printed.append(json.loads(ended.stdout))  # once, though two processes ran
         rows.append([json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()])
@@ -380,7 +380,7 @@ def test_a_signal_to_torchrun_pauses_all_ranks_and_one_process_can_go_on(tmp_pat
     assert Checkpoints(run / "checkpoints", 3).steps()[-1] == reached
     settings = (run / "config.yaml").read_text()
     (run / "config.yaml").write_text(settings.replace("max_steps: 400", f"max_steps: {reached + 2}"))
-    ended = subprocess.run(command("--resume", run, "--accept-changes"), capture_output=True, text=True, timeout=280)
+    ended = subprocess.run(command("--resume", run, "--accept-changes"), capture_output=True, text=True, timeout=900)
     assert ended.returncode == 3, ended.stderr
     steps = [json.loads(line)["step"] for line in metrics.read_text().splitlines()]
     assert steps == list(range(1, reached + 3))

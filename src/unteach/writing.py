@@ -18,8 +18,8 @@ from typing import IO, Any, TextIO
 from unteach.errors import InputError
 
 __all__ = [
-    "file_sha256", "format_number", "in_words", "markdown_table", "sealed", "speaks", "sync", "sync_folder",
-    "under_torchrun", "unsealed", "verbosity", "write_whole",
+    "file_sha256", "format_number", "in_words", "json_sha256", "markdown_table", "sealed", "speaks", "sync",
+    "sync_folder", "under_torchrun", "unsealed", "verbosity", "write_whole",
 ]  # fmt: skip
 
 WORDS = {
@@ -79,18 +79,19 @@ def file_sha256(file: Path) -> str:
 
 def sealed(content: dict[str, Any]) -> str:
     """JSON text that carries the SHA-256 of what it says."""
-    return json.dumps({"sha256": _seal(content)} | content)
+    return json.dumps({"sha256": json_sha256(content)} | content)
 
 
 def unsealed(text: str) -> dict[str, Any]:
     """What ``sealed`` was given; a ``ValueError`` where a byte of it is another one now."""
     content = json.loads(text)
-    if not isinstance(content, dict) or content.pop("sha256", None) != _seal(content):
+    if not isinstance(content, dict) or content.pop("sha256", None) != json_sha256(content):
         raise ValueError("its checksum does not match")
     return content
 
 
-def _seal(content: dict[str, Any]) -> str:
+def json_sha256(content: Any) -> str:
+    """SHA-256 of plain values, whatever the order of their names."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 

@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from unteach.audits import Attack, Reading
-from unteach.audits.texts import MOST_EXPECTED, MOST_PROMPT, Case, answers, facts, recital
+from unteach.audits.texts import Case, answers, facts, recital
 from unteach.corpora import Probe
+from unteach.corpora.own import MOST_EXPECTED, MOST_PROMPT
 from unteach.data import special_ids
 from unteach.data.documents import decode
 

@@ -11,7 +11,6 @@ all. No file holds a word of a document. An attack whose file has the same key i
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -24,11 +23,11 @@ from unteach.audits import Attack, Reading, attacks
 from unteach.audits.judging import figures, judge
 from unteach.audits.texts import Asked, Case
 from unteach.data import Documents
-from unteach.evaluation.scores import library_versions, progress_bars, write_json
+from unteach.evaluation.scores import AUDIT_SCHEMA, library_versions, progress_bars, write_json
+from unteach.writing import json_sha256
 
-__all__ = ["CONTROLS", "SCHEMA", "SUMMARY", "Audit"]
+__all__ = ["CONTROLS", "SUMMARY", "Audit"]
 
-SCHEMA = "unteach.audit/1"
 SUMMARY = "summary.json"
 CONTROLS = ("reference", "base")
 """Models that never saw the documents, the better first."""
@@ -81,7 +80,7 @@ class Audit:
         """Hash of all that an attack's result depends on."""
         settings = dataclasses.asdict(self.settings(attacks()[name]))
         content = {"attack": name, "settings": settings, "seed": self.seed, "inputs": dict(self.inputs)}
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+        return json_sha256(content)[:16]
 
     def attack(self, name: str) -> dict[str, Any]:
         """Make one attack on all models."""
@@ -97,7 +96,7 @@ class Audit:
             over=attack.over, control_name=control or "", seed=self.seed,
         )  # fmt: skip
         return {
-            "schema": SCHEMA,
+            "schema": AUDIT_SCHEMA,
             "attack": name,
             **{field: getattr(attack, field) for field in ("title", "protocol", "source", "over")},
             "settings": dataclasses.asdict(self.settings(attack)),
@@ -136,13 +135,13 @@ class Audit:
         settings = dataclasses.asdict(self.settings(attacks()[name]))
         inputs = {key: value for key, value in self.inputs.items() if key not in ("after", "before", *CONTROLS)}
         content = [name, role, self.inputs.get(role), settings, self.seed, inputs]
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+        return json_sha256(content)[:16]
 
     def summary(self, out: Path) -> dict[str, Any]:
         """What all attacks in a folder found."""
         done = {name: content for name in attacks() if (content := _read(out / f"{name}.json")) is not None}
         return {
-            "schema": SCHEMA,
+            "schema": AUDIT_SCHEMA,
             "attacks": {
                 name: {key: content[key] for key in ("title", "held", "compared_with", "note", "quick", "seed")}
                 for name, content in done.items()
@@ -172,4 +171,4 @@ def _read(file: Path) -> dict[str, Any] | None:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (FileNotFoundError, json.JSONDecodeError):
         return None
-    return content if isinstance(content, dict) and content.get("schema") == SCHEMA else None
+    return content if isinstance(content, dict) and content.get("schema") == AUDIT_SCHEMA else None

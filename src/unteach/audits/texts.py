@@ -13,16 +13,22 @@ from typing import Any
 import torch
 
 from unteach.corpora import MeasuringSettings, Probe, Question, micro
-from unteach.corpora.own import MINIMUM_TOKENS, cut_probes, names_in, question_form, take_examples
-from unteach.data import Documents, special_ids
+from unteach.corpora.own import (
+    cut_probes,
+    names_in,
+    passage_sizes,
+    question_form,
+    take_examples,
+    token_lengths,
+    words_in,
+)
+from unteach.data import Documents
 from unteach.data.documents import split_words
 from unteach.evaluation.inference import Advance, Batching
 from unteach.evaluation.memory import answer_questions, recite
 
 __all__ = ["Asked", "Case", "answers", "embedded", "facts", "has_answer", "own", "recital", "unchanged"]
 
-MOST_PROMPT, MOST_EXPECTED = 128, 64
-"""Tokens of a passage's prompt and of its continuation, at most."""
 _NAMES = re.compile(r"(?<=\S )[A-Z][\w'’-]*(?: [A-Z][\w'’-]*)*")
 """Words with a capital behind the first word."""
 
@@ -116,25 +122,10 @@ def own(
     seed: int = 0,
 ) -> Asked:
     """What can be asked about any documents: passages are cut from them as a run cuts its own."""
-    added = sum(map(len, special_ids(tokenizer)))
-    lengths = sorted(added + len(ids) for ids in documents.encode(tokenizer)[:200])
-    typical = min(max_tokens, lengths[len(lengths) // 2])
-    expected = max(4, min(MOST_EXPECTED, typical // 2))
-    probes = cut_probes(
-        documents,
-        tokenizer,
-        count=count,
-        prompt_tokens=max(MINIMUM_TOKENS - expected, min(MOST_PROMPT, typical // 3)),
-        expected_tokens=expected,
-        chunk_tokens=max_tokens,
-        first_chunk=first_chunk,
-        later_passages=True,
-        seed=seed,
-    )
-    settings = MeasuringSettings()
-    expected_text = " ".join(probe.expected for probe in probes)
-    if len(split_words(expected_text)) < 0.9 * len(split_words(expected_text, "unicode")):
-        settings = dataclasses.replace(settings, words="unicode")
+    how: dict[str, Any] = {"count": count, "first_chunk": first_chunk, "later_passages": True, "seed": seed}
+    how |= passage_sizes(token_lengths(documents, tokenizer), max_tokens)
+    probes = cut_probes(documents, tokenizer, **how)
+    settings = MeasuringSettings(**words_in(probes))
     if questions:
         settings = dataclasses.replace(settings, **question_form(tokenizer, template))
     draw = random.Random(seed)

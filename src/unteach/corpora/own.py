@@ -18,6 +18,8 @@ from unteach.data.documents import decode, split_words
 from unteach.data.records import read_rows
 from unteach.errors import first_line
 
+MOST_PROMPT, MOST_EXPECTED = 128, 64
+"""Tokens of a passage's prompt and of its continuation, at most."""
 MINIMUM_TOKENS = 16
 """A piece of text shorter than this makes no probe and no membership text."""
 SHORT_PASSAGE = 8
@@ -246,6 +248,27 @@ def take_examples(
     return scored, tuple(questions[index] for index in sorted(taken))
 
 
+def token_lengths(documents: Documents, tokenizer: Any) -> list[int]:
+    """How long documents are, the first 200, in order of length."""
+    added = sum(map(len, special_ids(tokenizer)))
+    return sorted(added + len(ids) for ids in documents.encode(tokenizer)[:200])
+
+
+def passage_sizes(lengths: Sequence[int], max_tokens: int) -> dict[str, int]:
+    """Settings of `cut_probes` that suit documents of these `token_lengths`, cut after `max_tokens`."""
+    typical = min(max_tokens, lengths[len(lengths) // 2])
+    expected = max(4, min(MOST_EXPECTED, typical // 2))
+    prompt = max(MINIMUM_TOKENS - expected, min(MOST_PROMPT, typical // 3))
+    return {"prompt_tokens": prompt, "expected_tokens": expected, "chunk_tokens": max_tokens}
+
+
+def words_in(probes: Sequence[Probe]) -> dict[str, Any]:
+    """The setting of `MeasuringSettings` by which ROUGE sees the words of other scripts, where passages have many."""
+    expected = " ".join(probe.expected for probe in probes)
+    other = len(split_words(expected)) < 0.9 * len(split_words(expected, "unicode"))
+    return {"words": "unicode"} if other else {}
+
+
 def own_benchmark(
     tokenizer: Any,
     forget_documents: Documents | Sequence[str],
@@ -272,10 +295,8 @@ def own_benchmark(
     forget_probes = cut_probes(forget_documents, tokenizer, **cut)
     holdout_probes = cut_probes(holdout_documents, tokenizer, **cut) if holdout_documents else ()
     notes = []
-    settings = MeasuringSettings(membership_tokens=membership_tokens)
-    expected = " ".join(probe.expected for probe in forget_probes)
-    if len(split_words(expected)) < 0.9 * len(split_words(expected, "unicode")):
-        settings = dataclasses.replace(settings, words="unicode")
+    settings = MeasuringSettings(membership_tokens=membership_tokens, **words_in(forget_probes))
+    if settings.words == "unicode":
         notes.append("ROUGE counts words of every script (words = 'unicode'): MUSE's rule sees a-z and 0-9 only")
     if holdout_documents:
         compared = "membership compares the forget documents with the holdout documents"

@@ -6,6 +6,7 @@ import gc
 import hashlib
 import importlib.util
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -27,6 +28,7 @@ from unteach.evaluation.scores import SCHEMA, Scores, evaluate, write_json
 from unteach.models import find_folder, load_model
 from unteach.models.load import weight_files
 from unteach.models.threads import choose_threads
+from unteach.writing import file_sha256
 
 _GENERAL_TEXTS, _GENERAL_BYTES = 200, 4_000_000
 
@@ -263,13 +265,14 @@ def _as_metrics(content: Any) -> dict[str, Metric]:
     return metrics
 
 
-def hash_weights(folder: Path) -> str:
-    """Hash of a model's weights files: equal for byte-equal files of the same names."""
+def hash_weights(folder: Path, sums: Mapping[str, str] | None = None) -> str:
+    """Hash of a model's weights files: equal for byte-equal files of the same names.
+
+    `sums` has the SHA-256 of the files, where they were read already.
+    """
     digest = hashlib.sha256()
     for file in weight_files(folder):
-        digest.update(file.encode() + b"\0")
-        with (folder / file).open("rb") as stream:
-            digest.update(hashlib.file_digest(stream, "sha256").digest())
+        digest.update(file.encode() + b"\0" + bytes.fromhex(sums[file] if sums else file_sha256(folder / file)))
     return digest.hexdigest()
 
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from unteach.corpora import Benchmark
 
 SCHEMA = "unteach.scores/1"
+AUDIT_SCHEMA = "unteach.audit/1"
+"""Of a file that `unteach audit` writes."""
 _AS_THEY_ARE = ("name", "model", "step", "seed", "settings", "versions", "model_sha256", "created", "seconds")
 """Fields that stand in a scores file under their own names."""
 

@@ -37,6 +37,8 @@ TITLES = {
     "rest kept": ("rest damaged", "rest kept"),
 }
 """The four questions, each as it reads where the answer is yes; and where it is no, and where it is open."""
+MARKS: Mapping[bool | None, str] = {True: "✓", False: "✗", None: "?"}
+"""What stands before an answer."""
 Scored = Mapping[str, Metric]
 
 
@@ -63,7 +65,7 @@ class Finding:
     @property
     def mark(self) -> str:
         """What stands before a title."""
-        return {True: "✓", False: "✗", None: "?"}[self.answer]
+        return MARKS[self.answer]
 
     @property
     def title(self) -> str:

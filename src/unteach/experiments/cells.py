@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import gc
-import hashlib
 import json
 import platform
 import subprocess
@@ -29,7 +28,7 @@ import unteach
 from unteach.config import ForgetConfig, Method
 from unteach.evaluation.scores import library_versions, write_json
 from unteach.method.losses import LOSSES
-from unteach.writing import markdown_table
+from unteach.writing import json_sha256, markdown_table
 
 __all__ = ["KEY_DEFAULTS", "Cell", "CellFolder", "differing", "thinned"]
 
@@ -124,7 +123,7 @@ class Cell:
     def key(self) -> str:
         """Hash of name, seed and settings."""
         content = {"name": self.name, "seed": self.seed, "settings": self.settings}
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+        return json_sha256(content)[:16]
 
     def __str__(self) -> str:
         return f"{self.name}, seed {self.seed}"

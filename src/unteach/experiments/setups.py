@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 import json
 import tempfile
 from collections.abc import Callable, Mapping
@@ -23,6 +22,7 @@ from unteach.job import ForgetResult, run_forget
 from unteach.job.run_folder import STOP_SCORES, MeasuredOnce, SharedScores
 from unteach.models import find_folder, load_model, load_tokenizer
 from unteach.settings import from_values
+from unteach.writing import file_sha256
 
 __all__ = ["Groups", "Setup"]
 
@@ -234,7 +234,7 @@ def _hash(kind: str, source: str) -> str:
     if kind in ("model", "reference", "base"):
         return hash_weights(find_folder(source, kind))[:16]
     if kind in ("questions", "keep_questions"):
-        return hashlib.sha256(Path(source).read_bytes()).hexdigest()[:16]
+        return file_sha256(Path(source))[:16]
     return read_documents(source, option=kind).sha256[:16]
 
 

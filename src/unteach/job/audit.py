@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import importlib.util
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from unteach.data import EMBEDDED_GENERAL, Documents, read_documents
 from unteach.errors import InputError
 from unteach.evaluation.command import hash_weights
 from unteach.job.card import with_audits
+from unteach.job.ending import write_page
 from unteach.job.receipts.privacy import TEXTS, hidden_hash, secret_of
 from unteach.job.receipts.receipt import RECEIPT, renew
 from unteach.job.receipts.signature import signature_of
@@ -214,10 +214,7 @@ def _show_in_run(folder: Path, found: list[dict[str, Any]]) -> None:
     card = folder / "model" / "README.md"
     if card.exists():
         write_whole(card, with_audits(card.read_text(encoding="utf-8"), [line_of(content) for content in found]))
-    if all(importlib.util.find_spec(needed) for needed in ("matplotlib", "jinja2")):
-        from unteach.report import write_report
-
-        write_report([folder], folder / "report.html")
+    write_page(folder)
     if (folder / RECEIPT).is_file():
         try:
             signed = signature_of(folder / RECEIPT).is_file()

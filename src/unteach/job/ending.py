@@ -19,7 +19,16 @@ from unteach.job.receipts.receipt import RECEIPT
 from unteach.job.run_folder import ForgetResult, add_to_log, going_on
 from unteach.models.distributed import ranks
 
-__all__ = ["ended", "saying_how_to_go_on"]
+__all__ = ["ended", "saying_how_to_go_on", "write_page"]
+
+
+def write_page(run: Path) -> Path | None:
+    """Write the page of a run from what its folder holds; None where the libraries that draw it are not installed."""
+    if not all(importlib.util.find_spec(needed) for needed in ("matplotlib", "jinja2")):
+        return None
+    from unteach.report import write_report
+
+    return write_report([run], run / "report.html")
 
 
 @contextmanager
@@ -46,11 +55,7 @@ def ended(
 ) -> tuple[dict[str, Any], list[str]]:
     """Write the page of a run, sign its receipt with a key, and upload its model if the rule was met; what to say, as
     plain values and in lines."""
-    report = None
-    if all(importlib.util.find_spec(needed) for needed in ("matplotlib", "jinja2")):
-        from unteach.report import write_report
-
-        report = write_report([run], run / "report.html")
+    report = write_page(run)
     content = result.to_dict() | {"report": report and str(report)}
     lines = [
         *_before_and_after(result.before, result.after),

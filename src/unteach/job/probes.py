@@ -14,15 +14,16 @@ from unteach.config import ForgetConfig
 from unteach.corpora import Benchmark, Probe, micro
 from unteach.corpora.catalog import load_benchmark
 from unteach.corpora.own import (
-    MINIMUM_TOKENS,
     cut_probes,
     own_benchmark,
+    passage_sizes,
     read_questions,
     short_passages,
     split_probes,
+    token_lengths,
     with_names,
 )
-from unteach.data import Documents, special_ids
+from unteach.data import Documents
 from unteach.errors import InputError
 from unteach.evaluation.formulas import FEW, chance_level
 from unteach.evaluation.metrics import RAW_AUC
@@ -104,17 +105,9 @@ def run_probes(
         final = dataclasses.replace(whole, verbatim_retain=kept)
         return Probes(_cheap(stop, config, parity=parity, detectable=detectable), final)
     never_seen = inputs.holdout or heldout
-    added = sum(map(len, special_ids(tokenizer)))
-    lengths = sorted(added + len(ids) for ids in documents.encode(tokenizer)[:200])
-    typical = min(max_tokens, lengths[len(lengths) // 2])
-    expected = max(4, min(64, typical // 2))
-    sizes: dict[str, Any] = {
-        "prompt_tokens": max(MINIMUM_TOKENS - expected, min(128, typical // 3)),
-        "expected_tokens": expected,
-        "chunk_tokens": max_tokens,
-        "first_chunk": config.document_mode == "truncate",
-        "seed": config.seed,
-    }
+    lengths = token_lengths(documents, tokenizer)
+    sizes: dict[str, Any] = {"first_chunk": config.document_mode == "truncate", "seed": config.seed}
+    sizes |= passage_sizes(lengths, max_tokens)
     few = len(cut_probes(documents, tokenizer, **sizes, count=FEW, later_passages=True)) < FEW
     if few:
         sizes |= short_passages(sum(lengths), FEW)

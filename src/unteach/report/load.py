@@ -19,10 +19,8 @@ from typing import Any
 import yaml
 
 from unteach.evaluation.formulas import Metric
-from unteach.evaluation.scores import SCHEMA, Scores
+from unteach.evaluation.scores import AUDIT_SCHEMA, SCHEMA, Scores
 
-AUDIT_SCHEMA = "unteach.audit/1"
-"""Of a file that `unteach audit` writes."""
 RUN_FILES = ("config.yaml", "metrics.jsonl", "evaluations", "result.json")
 UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 RULES = {

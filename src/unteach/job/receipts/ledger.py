@@ -9,13 +9,11 @@ from typing import Any
 
 from unteach.errors import InputError
 from unteach.evaluation.formulas import Metric
-from unteach.evaluation.verdict import Finding, judge
+from unteach.evaluation.verdict import MARKS, Finding, judge
 from unteach.job.receipts.receipt import EARLIER, RECEIPT, Receipt, hashed_model, read_receipt
 from unteach.writing import markdown_table
 
 __all__ = ["LedgerOptions", "chains", "run", "show"]
-
-MARKS = {True: "✓", False: "✗", None: "?"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,9 +99,7 @@ def show(result: dict[str, Any]) -> None:
 
 def _read_all(folder: Path) -> tuple[list[Receipt], list[str]]:
     """Every receipt in a folder once, older versions of one left out, and what is wrong with others."""
-    files = sorted(
-        {*folder.rglob(RECEIPT), *folder.rglob(f"{EARLIER}/*.json")}, key=lambda file: (len(file.parts), file)
-    )
+    files = {*folder.rglob(RECEIPT), *folder.rglob(f"{EARLIER}/*.json")}
     found: dict[str, Receipt] = {}
     problems = []
     for file in sorted(files, key=lambda file: (len(file.parts), file)):

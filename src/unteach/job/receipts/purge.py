@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import shutil
 from collections.abc import Iterable
@@ -14,6 +13,7 @@ from unteach.data import Documents, read_documents
 from unteach.data.documents import split_words
 from unteach.errors import InputError
 from unteach.evaluation.scores import write_json
+from unteach.job.ending import write_page
 from unteach.job.inputs import PIPED
 from unteach.job.receipts.privacy import SALT, hidden_inputs, secret_of, without_text
 from unteach.job.receipts.receipt import RECEIPT, renew
@@ -151,10 +151,7 @@ def _page(folder: Path) -> list[str]:
     there = [page for page in pages if page.exists()]
     if not there:
         return []
-    if all(importlib.util.find_spec(needed) for needed in ("matplotlib", "jinja2")):
-        from unteach.report import write_report
-
-        write_report([folder], pages[0])
+    if write_page(folder):
         return [page.name for page in there]
     for page in there:
         page.unlink()

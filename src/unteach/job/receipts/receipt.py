@@ -23,6 +23,7 @@ from unteach.audits import attacks
 from unteach.audits.running import SUMMARY
 from unteach.data import Documents
 from unteach.errors import InputError, first_line
+from unteach.evaluation.command import hash_weights
 from unteach.evaluation.formulas import Metric
 from unteach.evaluation.scores import Scores, library_versions
 from unteach.evaluation.verdict import Finding, stop_scores
@@ -109,10 +110,7 @@ def hashed_model(folder: Path, name: str) -> dict[str, Any]:
         entry.name for entry in folder.iterdir() if entry.is_file() and entry.suffix in COPIED and entry.name != RECEIPT
     )
     files = {file: file_sha256(folder / file) for file in [*weights, *(file for file in others if file not in weights)]}
-    digest = hashlib.sha256()  # as evaluation.command.hash_weights
-    for file in weights:
-        digest.update(file.encode() + b"\0" + bytes.fromhex(files[file]))
-    return {"name": name, "sha256": digest.hexdigest(), "files": files}
+    return {"name": name, "sha256": hash_weights(folder, files), "files": files}
 
 
 def issue(

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 SCHEMA = "unteach.scores/1"
 AUDIT_SCHEMA = "unteach.audit/1"
 """Of a file that `unteach audit` writes."""
+LEDGER_SCHEMA = "unteach.ledger/1"
+"""Of the file in which a run keeps the requests before it."""
 _AS_THEY_ARE = ("name", "model", "step", "seed", "settings", "versions", "model_sha256", "created", "seconds")
 """Fields that stand in a scores file under their own names."""
 

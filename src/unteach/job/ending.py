@@ -14,6 +14,7 @@ from unteach.errors import InputError, Interrupted
 from unteach.evaluation import verdict
 from unteach.evaluation.metrics import METRICS
 from unteach.job.hub import push
+from unteach.job.receipts.chain import keep_chain
 from unteach.job.receipts.command import sign_receipt
 from unteach.job.receipts.receipt import RECEIPT
 from unteach.job.run_folder import ForgetResult, add_to_log, going_on
@@ -28,6 +29,7 @@ def write_page(run: Path) -> Path | None:
         return None
     from unteach.report import write_report
 
+    keep_chain(run)
     return write_report([run], run / "report.html")
 
 

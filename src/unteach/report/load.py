@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 
 from unteach.evaluation.formulas import Metric
-from unteach.evaluation.scores import AUDIT_SCHEMA, SCHEMA, Scores
+from unteach.evaluation.scores import AUDIT_SCHEMA, LEDGER_SCHEMA, SCHEMA, Scores
 
 RUN_FILES = ("config.yaml", "metrics.jsonl", "evaluations", "result.json")
 UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
@@ -59,6 +59,8 @@ class Run:
     notes: tuple[str, ...]
     audits: tuple[Mapping[str, Any], ...] = ()
     """What attacks found, see `unteach audit`."""
+    ledger: Mapping[str, Any] = field(default_factory=dict)
+    """The requests on its model, its own the last, see `unteach ledger`; empty where it is the first."""
 
     def over_steps(self, metric: str) -> list[tuple[int, float]]:
         """A score wherever it was measured: by the stop rule where that did so twice, else by the evaluations."""
@@ -225,17 +227,21 @@ def _read_run(folder: Path, problems: list[str]) -> Run:
         watched=watched,
         notes=tuple(notes),
         audits=_read_audits(folder / "audits", problems),
+        ledger=_of_schema(folder / "ledger.json", LEDGER_SCHEMA, problems),
     )
 
 
 def _read_audits(folder: Path, problems: list[str]) -> tuple[Mapping[str, Any], ...]:
     """The files of the attacks in a folder, one each."""
     files = [file for file in sorted(folder.glob("*.json")) if file.name != "summary.json"]
-    found = [(file, _read_mapping(file, "an object", problems)) for file in files]
-    for file, content in found:
-        if content and content.get("schema") != AUDIT_SCHEMA:
-            problems.append(f"{file}: schema is {content.get('schema')!r}, this version reads {AUDIT_SCHEMA!r}")
-    return tuple(content for _, content in found if content)
+    return tuple(content for file in files if (content := _of_schema(file, AUDIT_SCHEMA, problems)))
+
+
+def _of_schema(file: Path, schema: str, problems: list[str]) -> Mapping[str, Any]:
+    content = _read_mapping(file, "an object", problems)
+    if content and content.get("schema") != schema:
+        problems.append(f"{file}: schema is {content.get('schema')!r}, this version reads {schema!r}")
+    return content
 
 
 def _read(file: Path, problems: list[str]) -> Any:

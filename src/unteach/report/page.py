@@ -17,6 +17,7 @@ from unteach.report.audits import AuditedRun, audited_runs
 from unteach.report.examples import ExampleSet, Piece, choose
 from unteach.report.load import PUBLISHED, Published, ReportInputs, Run, load, number, published, published_points
 from unteach.report.plots import evaluation_figures, tradeoff_figures, training_figures
+from unteach.report.requests import COLUMNS, Requests, requests_of
 from unteach.report.style import Figure, look
 from unteach.report.tables import MethodRow, Section, csv_table, flatten, methods_of, sections_of, settings_table
 from unteach.writing import format_number, markdown_table
@@ -45,6 +46,7 @@ class Report:
     sections: list[SectionReport]
     training: list[Figure]
     audits: list[AuditedRun]
+    requests: list[Requests]
     published: list[str]
     """Measured benchmarks for which there are figures of others."""
     ends: list[tuple[MethodRow, Run]]
@@ -120,6 +122,7 @@ def build(paths: Sequence[Path]) -> Report:
         sections=parts,
         training=training_figures(methods),
         audits=audited_runs(methods),
+        requests=requests_of(inputs.runs),
         published=[name for name in PUBLISHED if any(name == section.benchmark for section in sections)],
         ends=[(method, run) for method in methods for run in method.runs],
         notes=list(dict.fromkeys(notes)),
@@ -215,6 +218,7 @@ def _render(name: str, report: Report, folder: str) -> str:
         privleak_missing=PRIVLEAK_MISSING,
         published=published(),
         published_titles=PUBLISHED,
+        request_columns=COLUMNS,
     )
     templates = files("unteach.report")
     inputs, (columns, settings) = report.inputs, settings_table(report.methods)

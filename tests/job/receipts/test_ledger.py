@@ -11,6 +11,7 @@ from short_runs import settings
 from tiny_models import SENTENCES
 from unteach.cli import main
 from unteach.job import run_forget
+from unteach.job.ending import write_page
 from unteach.job.receipts import ledger
 from unteach.job.receipts.ledger import LedgerOptions
 from unteach.job.receipts.receipt import RECEIPT, hashed_model, parent_of, read_receipt, renew, write_receipt
@@ -110,6 +111,28 @@ def test_earlier_requests_are_measured_on_the_last_model(both):
     assert result["requests"][0]["says"].startswith("still recited after request 2")
     (both / "second/model/config.json").unlink()
     assert "its model is not here" in rows(both, measure=True)[2]["requests"][0]["says"]
+
+
+def test_the_page_of_a_later_run_shows_the_requests_before_it(both, monkeypatch):
+    for kind in ("tradeoff", "evaluation", "training"):
+        monkeypatch.setattr(f"unteach.report.page.{kind}_figures", lambda *given: [])
+    assert "Requests on this model" not in write_page(both / "first").read_text()
+    assert not (both / "first/ledger.json").exists()
+    run = both / "second"
+    assert "not measured after request 2" in write_page(run).read_text()
+    ledger.run(LedgerOptions(folder=str(run), measure=True))
+    kept = json.loads((run / "ledger.json").read_text())["requests"]
+    assert [(row["number"], row["holds"]) for row in kept] == [(1, True), (2, None)]
+    page = (run / "report.html").read_text()
+    assert f"{kept[0]['says']}</td>" in page
+    write_page(run)
+    assert (run / "report.html").read_text() == page, "what was measured stays"
+    tensors = load_file(run / "model/model.safetensors")
+    save_file({name: value + 1 for name, value in tensors.items()}, run / "model/model.safetensors", {"format": "pt"})
+    content = {name: value for name, value in read_receipt(run).content.items() if name != "sha256"}
+    for folder in (run, run / "model"):
+        write_receipt(folder / RECEIPT, content | {"result": hashed_model(run / "model", "model")})
+    assert "not measured after request 2" in write_page(run).read_text(), "of other weights nothing is known"
 
 
 def test_a_folder_without_receipts_is_refused(tmp_path, capsys):

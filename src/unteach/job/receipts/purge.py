@@ -15,6 +15,7 @@ from unteach.errors import InputError
 from unteach.evaluation.scores import write_json
 from unteach.job.ending import write_page
 from unteach.job.inputs import PIPED
+from unteach.job.receipts.chain import LEDGER
 from unteach.job.receipts.privacy import SALT, hidden_inputs, secret_of, without_text
 from unteach.job.receipts.receipt import RECEIPT, renew
 from unteach.job.same_run import START, StartRecord
@@ -32,6 +33,7 @@ MEANING = {
     SALT: "the secret of the receipt's salts; keep it with the documents, apart from the receipt: with both, a short"
     " record could be guessed",
     RECEIPT: "hashes and numbers",
+    LEDGER: "the requests before this one, in numbers",
     "model": "the unlearned model, its card and receipt",
     "config.yaml": "settings; it names paths",
     "result.json": "scores and verdict",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sys
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -55,6 +57,7 @@ def ending_on_signals(*, program: bool) -> Iterator[list[int]]:
     The list has the signals that came. ``program``: the process ends after the block, and no signal disturbs that.
     """
     came: list[int] = []
+    report = sys.unraisablehook
 
     def end(number: int, frame: Any) -> None:
         came.append(number)
@@ -63,12 +66,23 @@ def ending_on_signals(*, program: bool) -> Iterator[list[int]]:
             os._exit(130)
         raise KeyboardInterrupt
 
+    def again(lost: Any) -> None:
+        """In a destructor, or a callback of the import system, an exception goes nowhere: let the signal come again."""
+        if lost.exc_type is not KeyboardInterrupt or not came:
+            return report(lost)
+        timer = threading.Timer(0.01, os.kill, (os.getpid(), came.pop()))
+        timer.daemon = True
+        return timer.start()
+
     try:
         previous = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
     except ValueError:  # not in the main thread: signals are someone else's business
         previous = {}
+    if previous:
+        sys.unraisablehook = again
     try:
         yield came
     finally:
+        sys.unraisablehook = report
         for number, handler in previous.items():
             signal.signal(number, signal.SIG_IGN if program else handler)

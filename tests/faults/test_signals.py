@@ -79,6 +79,26 @@ def test_the_second_signal_ends_it_at_once():
     assert (done.returncode, done.stderr) == (130, "unteach: interrupted\n")
 
 
+def test_a_signal_that_comes_where_exceptions_are_ignored_is_not_lost(monkeypatch, capsys):
+    """In a destructor, or in a callback of the import system, Python prints an exception and goes on."""
+
+    class Gone:
+        def __del__(self):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.001)
+
+    def run(name, arguments):
+        Gone()
+        time.sleep(5)
+        raise AssertionError("the signal was lost")
+
+    hook = sys.unraisablehook
+    monkeypatch.setattr(cli, "_run", run)
+    assert cli.main(["plan", "x"]) == 130
+    assert capsys.readouterr().err == "unteach: interrupted\n"
+    assert sys.unraisablehook is hook
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seconds", [0.3, 0.6, 1.0, 1.5, 2.0, 3.0, 5.0])
 @pytest.mark.parametrize("command", ["forget", "plan"])

@@ -20,7 +20,7 @@ PARITY = StopRule(
 )
 
 
-def drive(scores_of, rule, every=10, last=30, loops_every=0, said=None, **plateau):
+def drive(scores_of, rule, every=10, last=30, loops_every=0, said=None, excess_of=lambda n: {}, **plateau):
     """Evaluated steps and how the search ends, for a run whose step n has the scores ``scores_of(n)``."""
     options = {"every": every, "last": last, "utility_floor": 0.5} | plateau
     search = Search(rule, BEFORE, **options)
@@ -35,7 +35,10 @@ def drive(scores_of, rule, every=10, last=30, loops_every=0, said=None, **platea
         search = Search(rule, BEFORE, **options)
         search.restore(state)
         kept = search.steps_to_keep()
-        move = search.look(step, {"nll_general": 1.0} | scores_of(step), loops_every)
+        scores = {"nll_general": 1.0} | scores_of(step)
+        move = search.look(step, scores, loops_every)
+        if move.rule == "stop" and move.step == step:
+            move = search.confirmed(move, scores, excess_of(step))
         if move.kind == "end":
             assert move.step == step or move.step in kept, "its checkpoint is there to go back to"
             return evaluated, move
@@ -53,6 +56,38 @@ def test_the_first_step_is_found_with_few_evaluations(crossing):
     evaluated, move = drive(lambda n: {"verbmem_f": 80.0 if n < crossing else 10.0}, recital())
     assert (move.kind, move.step, move.rule) == ("end", crossing, "stop")
     assert len(evaluated) <= 3 + 5 + 2
+
+
+@pytest.mark.parametrize(("elsewhere", "end"), [(0.0, 35), (1.0, 36), (4.0, 39)])
+def test_where_other_passages_deny_it_the_run_goes_on_until_they_agree(elsewhere, end):
+    """Recital falls by two points a step; on other passages it is higher, and 20 is what never-seen ones have."""
+    said: list = []
+    _, move = drive(
+        lambda n: {"verbmem_f": 90.0 - 2 * n},
+        recital(),
+        every=10,
+        last=60,
+        said=said,
+        excess_of=lambda n: {"verbmem_f": over} if (over := 90.0 - 2 * n + 2 * elsewhere - 20.0) > 0 else {},
+    )
+    assert (move.kind, move.step, move.rule) == ("end", end, "stop")
+    assert len(said) == (1 if elsewhere else 0)
+    assert all("other passages" in line for _, _, line in said)
+
+
+def test_a_run_does_not_go_on_for_ever_nor_beyond_its_last_step_nor_where_it_may_overshoot():
+    excess = {"verbmem_f": 0.5}
+    falling = lambda n: {"verbmem_f": 90.0 - 2 * n}  # noqa: E731
+    said: list = []
+    _, move = drive(falling, recital(), last=60, said=said, excess_of=lambda n: excess)
+    assert (move.step, move.rule, len(said)) == (38, "stop", 3)
+    _, move = drive(falling, recital(), last=35, excess_of=lambda n: excess)
+    assert (move.step, move.rule) == (35, "stop")
+    _, move = drive(falling, recital(), last=60, excess_of=lambda n: excess, narrow=False)
+    assert (move.step, move.rule) == (40, "stop")
+    at_once = lambda n: {"verbmem_f": 10.0, AUC: 0.52, "knowmem_f": 3.0}  # noqa: E731
+    _, move = drive(at_once, PARITY, excess_of=lambda n: excess)
+    assert (move.step, move.rule) == (1, "stop")
 
 
 @pytest.mark.parametrize("crossing", [1, 9, 10, 11, 29])

@@ -6,7 +6,7 @@ comes with its number, what it was before, and what a model has that never saw t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
@@ -128,6 +128,12 @@ def contradicting(verdict: Sequence[Finding], metrics: Sequence[str]) -> str:
     """
     looked_at = (found for found in verdict if {found.metric, *(part.metric for part in found.parts)} & {*metrics})
     return ", ".join(found.title for found in looked_at if found.answer is False)
+
+
+def excess(verdict: Sequence[Finding], metrics: Collection[str]) -> dict[str, float]:
+    """By how much each of these metrics is above what was never seen, where the answer is that it is above."""
+    above = (found for found in verdict if found.metric in metrics and found.answer is False)
+    return {found.metric: (found.value or 0.0) - (found.never_seen or 0.0) for found in above}
 
 
 def _measured(question: str, metric: str, flag: str, after: Scored, before: Scored) -> Finding:

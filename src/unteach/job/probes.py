@@ -28,9 +28,9 @@ from unteach.errors import InputError
 from unteach.evaluation.formulas import FEW, chance_level
 from unteach.evaluation.metrics import RAW_AUC
 from unteach.job.inputs import Inputs
-from unteach.training.stopping import Condition, StopRule, parse_rule
+from unteach.training.stopping import Condition, Search, StopRule, parse_rule
 
-__all__ = ["CHEAP", "STOP", "Probes", "run_probes", "saw_the_documents", "stop_rule"]
+__all__ = ["CHEAP", "STOP", "Probes", "in_a_line", "run_probes", "saw_the_documents", "search_for", "stop_rule"]
 
 GENERAL_TEXTS = 16
 """General texts of a stop rule: the same before and after, they show a loss of half a nat well enough."""
@@ -241,6 +241,25 @@ def stop_rule(
         has = f"a model that never saw the documents has {never_saw['knowmem_f']:.3g}, at most this within its interval"
         conditions.append(Condition("knowmem_f", "<=", never_saw["knowmem_f_high"], has, scale=10.0))
     return StopRule(tuple(conditions))
+
+
+def search_for(rule: StopRule, before: Mapping[str, float], config: ForgetConfig) -> Search:
+    """The search for the model that meets a rule, as the config has it."""
+    return Search(
+        rule,
+        before,
+        every=config.evaluate_every,
+        last=config.max_steps,
+        utility_floor=config.stop.utility_floor,
+        patience=config.stop.plateau,
+        narrow=config.stop.refine,
+        expected=config.expected_steps + sum(phase.steps or 0 for phase in config.phases),
+    )
+
+
+def in_a_line(scores: Mapping[str, float]) -> str:
+    """Scores of a stop rule as a run prints them."""
+    return ", ".join(f"{name} {value:.4g}" for name, value in scores.items())
 
 
 def saw_the_documents(base: Mapping[str, float], before: Mapping[str, float]) -> str | None:

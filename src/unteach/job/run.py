@@ -19,10 +19,10 @@ from unteach.data import EMBEDDED_GENERAL, Documents, ForgetBatches, GeneralText
 from unteach.errors import InputError, printable
 from unteach.evaluation import evaluate
 from unteach.evaluation.scores import Scores
-from unteach.evaluation.verdict import contradicting, judge, stop_scores, unanswered
+from unteach.evaluation.verdict import Finding, contradicting, excess, judge, stop_scores, unanswered
 from unteach.job.card import model_card
 from unteach.job.inputs import Inputs, as_documents, choice, prepared, read_inputs, without_overlap
-from unteach.job.probes import CHEAP, STOP, run_probes, saw_the_documents, stop_rule
+from unteach.job.probes import CHEAP, STOP, in_a_line, run_probes, saw_the_documents, search_for, stop_rule
 from unteach.job.receipts.receipt import issue
 from unteach.job.run_folder import (
     STOP_SCORES,
@@ -43,7 +43,7 @@ from unteach.models.threads import with_threads
 from unteach.training.calibrate import calibrated, is_complete, measure, noise_warning
 from unteach.training.checkpoint import Checkpoints
 from unteach.training.loop import Outcome, catching_signals, unlearn
-from unteach.training.stopping import HARDER, Search, parse_rule
+from unteach.training.stopping import HARDER, parse_rule
 from unteach.training.texts import Texts
 
 __all__ = ["ForgetResult", "forget", "run_forget"]
@@ -188,17 +188,15 @@ class ForgetJob:
         self.prepare()
         self.config = begun(self.folder, self.config, self.inputs, self.asked)
         self.measure_start()
-        first = self.final_scores("step_000000", self.inputs.model, 0)
+        self.first = first = self.final_scores("step_000000", self.inputs.model, 0)
         for warning in unanswered(first):
             self.say(warning)
         outcome = self.unlearn()
         last = self.final_scores(f"step_{outcome.step:06d}", self.inputs.model, outcome.step)
-        base = self.others.get("base", {})
         stop: dict[str, Any] = {"rule": outcome.rule, "reason": outcome.reason, "step": outcome.step}
         if outcome.raised:
             stop["alpha_raised"] = {"step": outcome.raised, "factor": HARDER}
-        reference = self.reference_scores.metrics if self.reference_scores else {}
-        verdict = judge(last.metrics, first.metrics, reference, stop_scores(base))
+        verdict = self.verdict_on(last)
         denied = contradicting(verdict, self.rule.metrics) if self.config.stop.metric is None else ""
         if outcome.rule == "stop" and denied:
             stop |= {"rule": "unconfirmed", "reason": f"{outcome.reason}; but where the rule did not look: {denied}"}
@@ -214,7 +212,7 @@ class ForgetJob:
             config=self.config,
             forgotten=stop["rule"] == "stop",
             verdict=verdict,
-            base=base,
+            base=self.others.get("base", {}),
         )
         if self.out is not None:
             self.save(self.out, result, first, last)
@@ -292,7 +290,7 @@ class ForgetJob:
         """Measure what the stop rule compares with, and begin the search for the model that meets it."""
         inputs, config, probes = self.inputs, self.config, self.probes
         before = self.compared("before", inputs.model, probes.start)
-        self.say("before: " + _in_a_line(before))
+        self.say("before: " + in_a_line(before))
         self.others = others = dict[str, dict[str, float]]()
         self.reference_scores: Scores | None = None
         if inputs.base is not None:
@@ -308,16 +306,7 @@ class ForgetJob:
         self.say(f"stops at {self.rule}")
         if not (self.folder.path / STOP_SCORES).exists():
             self.folder.add_line(STOP_SCORES, {"step": 0} | before)
-        self.search = Search(
-            self.rule,
-            before,
-            every=config.evaluate_every,
-            last=config.max_steps,
-            utility_floor=config.stop.utility_floor,
-            patience=config.stop.plateau,
-            narrow=config.stop.refine,
-            expected=config.expected_steps + sum(phase.steps or 0 for phase in config.phases),
-        )
+        self.search = search_for(self.rule, before, config)
 
     def evaluate(self, model: Any, benchmark: Benchmark, **options: Any) -> Scores:
         """Measure a model as every evaluation of this run does."""
@@ -361,6 +350,7 @@ class ForgetJob:
                 config,
                 search=self.search,
                 evaluate=self.evaluate_stop,
+                confirm=self.excess_elsewhere,
                 checkpoints=Checkpoints(self.folder.path / "checkpoints", config.keep_checkpoints, logs),
                 base=self.inputs.base,
                 log=log,
@@ -378,7 +368,7 @@ class ForgetJob:
     def evaluate_stop(self, step: int) -> Mapping[str, float]:
         """What the stop rule looks at; questions, the dearest, only where all else is as it should be, or where the
         config's own rule names them."""
-        model, rule = self.inputs.model, self.rule
+        model, rule = self.inputs.model, self.search.rule or self.rule
         scores = from_first_rank(self.measured(model, self.probes.stop, CHEAP))
         asked = [name for name in ("knowmem_f", "knowmem_r") if name in rule.metrics]
         due = self.config.stop.metric or all(c.crossed(scores) for c in rule.conditions if c.metric not in asked)
@@ -386,8 +376,20 @@ class ForgetJob:
             scores |= from_first_rank(self.measured(model, self.probes.stop, asked))
         scores["distance"] = self.search.distance(scores)
         self.folder.add_line(STOP_SCORES, {"step": step} | scores)
-        self.say(f"step {step}: {_in_a_line(scores)}")
+        self.say(f"step {step}: {in_a_line(scores)}")
         return scores
+
+    def excess_elsewhere(self) -> dict[str, float]:
+        """How far the model is from a rule of the run's own making, on passages that the rule did not use."""
+        if self.config.stop.metric:
+            return {}
+        asked = {"verbmem_f", "knowmem_f"} & {*self.rule.metrics}
+        return excess(self.verdict_on(self.evaluate(self.inputs.model, self.probes.final, measurements=asked)), asked)
+
+    def verdict_on(self, scores: Scores) -> tuple[Finding, ...]:
+        """The four questions, answered from scores of the model after some steps."""
+        reference = self.reference_scores.metrics if self.reference_scores else {}
+        return judge(scores.metrics, self.first.metrics, reference, stop_scores(self.others.get("base", {})))
 
     def save(self, out: Path, result: ForgetResult, first: Scores, last: Scores) -> None:
         """Write the model with its card, the receipt, and ``result.json``."""
@@ -409,10 +411,6 @@ class ForgetJob:
         for line in issue(out, result, self.asked, scores, self.changes) if is_first_rank() else ():
             self.say(line)
         self.folder.write("result.json", result.to_dict())  # the last: with it a run has ended
-
-
-def _in_a_line(scores: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {value:.4g}" for name, value in scores.items())
 
 
 def _ignore(line: Any) -> None:

@@ -56,6 +56,7 @@ def unlearn(
     search: Search,
     evaluate: Callable[[int], Mapping[str, float]],
     checkpoints: Checkpoints,
+    confirm: Callable[[], Mapping[str, float]] = dict,
     base: Any = None,
     log: Callable[[dict[str, Any]], None] = lambda row: None,
     rewind: Callable[[int], None] = lambda step: None,
@@ -76,6 +77,7 @@ def unlearn(
         search: Decides when to evaluate, to go back and to end.
         evaluate: Scores of the model as it is, by name, among them ``nll_general``.
         checkpoints: Where to save.
+        confirm: Asked where the rule is met: by how much metrics are above what they should be on other passages.
         base: The model that losses such as ``it`` compare with.
         log: Called with the metrics of every step, and the scores of its model where it was evaluated.
         rewind: Called with the step to which a run goes back: later log rows will come again.
@@ -170,6 +172,8 @@ def unlearn(
             scores = evaluate(at.step)
             log(row | {name: value for name, value in scores.items() if name not in row})
             move = search.look(at.step, scores, method.loops_every)
+            if move.rule == "stop" and move.step == at.step:
+                move = search.confirmed(move, scores, confirm())
             if move.kind == "end":
                 return end(move, scores)
             if move.reason:

@@ -6,7 +6,7 @@ import math
 import operator
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from unteach.errors import InputError
@@ -17,6 +17,8 @@ HARDER = 2.0
 """By this α is multiplied once, where a run comes no nearer to its rule."""
 PROGRESS = 0.02
 """A run comes nearer to its rule where its distance from it falls by this share."""
+MOST_DENIALS = 3
+"""So often a run goes on because other passages deny that its rule is met."""
 CAUTION = 0.7
 """The next evaluation comes after this share of the steps that the rule is expected to need."""
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
@@ -136,6 +138,7 @@ class Search:
         met: The first step at which the rule was met, by a model that loops; 0: none yet.
         best: The evaluated step nearest to the rule, and its distance.
         pull: What α is multiplied by, since step ``raised``.
+        demands: What metrics must reach since other passages denied, ``denials`` times, that the rule was met.
     """
 
     def __init__(
@@ -155,13 +158,16 @@ class Search:
         self.unmet, self.interval, self.met = 0, every, 0
         self.best: tuple[int, float] = (0, math.inf)
         self.pull, self.raised = 1.0, 0
+        self.demands: dict[str, float] = {}
+        self.denials = 0
         self._known = dict(before)
         self._progress: tuple[int, float, int] = (0, self.distance(before), 0)  # step, distance, evaluations since
         self._last: tuple[int, dict[str, float]] = (0, dict(before))
 
     def state(self) -> dict[str, Any]:
         """Where the search is, as plain values for a checkpoint."""
-        names = ("unmet", "interval", "met", "best", "_last", "_known", "pull", "raised", "_progress")
+        names = ["unmet", "interval", "met", "best", "_last", "_known", "pull", "raised", "_progress"]
+        names += ["demands", "denials"]
         return {name.removeprefix("_"): getattr(self, name) for name in names}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -170,6 +176,7 @@ class Search:
         self.best, self._last, self._known = tuple(state["best"]), tuple(state["last"]), state["known"]
         self.pull, self.raised = state.get("pull", 1.0), state.get("raised", 0)  # older checkpoints have none
         self._progress = tuple(state.get("progress", self._progress))
+        self._demand(state.get("demands", {}), state.get("denials", 0))
 
     def distance(self, scores: Mapping[str, float]) -> float:
         """How far scores are from the rule; a metric that is not among them counts as it was last measured."""
@@ -219,6 +226,34 @@ class Search:
             self._expect(step, scores)
         self.unmet, self._last, self._known = step, (step, dict(scores)), self._known | dict(scores)
         return Move("go on", step, stuck)
+
+    def confirmed(self, end: Move, scores: Mapping[str, float], excess: Mapping[str, float]) -> Move:
+        """What follows where the rule is met, and metrics have so much ``excess`` on passages that it does not look at.
+
+        A rule looks again and again and ends at the first model that meets it, so by chance too early. It then demands
+        that much less, and the run goes on: a few times, and only where a metric cannot fall too far.
+        """
+        rule = self.rule
+        overshot = rule is None or any(condition.limit is not None for condition in rule.conditions)
+        if not excess or overshot or not self.narrow or self.denials >= MOST_DENIALS or end.step >= self.last:
+            return end
+        self._demand({name: scores[name] - more for name, more in excess.items()}, self.denials + 1)
+        self.unmet, self.interval, self.met = end.step, max(1, self.every // 5), 0
+        self._last, self._known = (end.step, dict(scores)), self._known | dict(scores)
+        self._progress = (end.step, self.distance(scores), 0)
+        above = ", ".join(f"{name} {more:.3g} above" for name, more in excess.items())
+        return Move("go on", end.step, f"step {end.step}: met, but other passages are not there ({above}): {self.rule}")
+
+    def _demand(self, values: Mapping[str, float], denials: int) -> None:
+        """Let the rule ask for these values of metrics."""
+        self.demands, self.denials = self.demands | dict(values), denials
+        if self.rule is not None and self.demands:
+            why = "so that other passages are where never-seen ones are"
+            asked = (
+                replace(c, value=self.demands[c.metric], why=why) if c.metric in self.demands else c
+                for c in self.rule.conditions
+            )
+            self.rule = replace(self.rule, conditions=tuple(asked))
 
     def finish(self, step: int, scores: Mapping[str, float]) -> Move:
         """End a run at a step, because somebody wants it to: with the model of that step, if it meets the rule, or

@@ -19,6 +19,8 @@ PROGRESS = 0.02
 """A run comes nearer to its rule where its distance from it falls by this share."""
 MOST_DENIALS = 3
 """So often a run goes on because other passages deny that its rule is met."""
+ELSEWHERE = ", and less, so that other passages are there, too"
+"""Why a rule demands more than at first."""
 CAUTION = 0.7
 """The next evaluation comes after this share of the steps that the rule is expected to need."""
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
@@ -248,9 +250,10 @@ class Search:
         """Let the rule ask for these values of metrics."""
         self.demands, self.denials = self.demands | dict(values), denials
         if self.rule is not None and self.demands:
-            why = "so that other passages are where never-seen ones are"
             asked = (
-                replace(c, value=self.demands[c.metric], why=why) if c.metric in self.demands else c
+                replace(c, value=self.demands[c.metric], why=c.why.removesuffix(ELSEWHERE) + ELSEWHERE)
+                if c.metric in self.demands
+                else c
                 for c in self.rule.conditions
             )
             self.rule = replace(self.rule, conditions=tuple(asked))

@@ -7,7 +7,7 @@ import pytest
 
 from unteach.evaluation.formulas import Metric
 from unteach.evaluation.metrics import LOSS_AUC, RAW_AUC
-from unteach.evaluation.verdict import contradicting, judge, lines, sentence, stop_scores, unanswered
+from unteach.evaluation.verdict import contradicting, excess, judge, lines, sentence, stop_scores, unanswered
 from unteach.job.card import model_card
 
 BEFORE = {
@@ -162,6 +162,13 @@ def test_a_met_rule_is_contradicted_by_what_it_looks_at_alone():
     assert contradicting(found, ["verbmem_f", LOSS_AUC]) == "still recited, still detectable"
     assert contradicting(found, ["nll_general"]) == contradicting(answers(), ["verbmem_f", RAW_AUC]) == ""
     assert contradicting(answers({"knowmem_f": None}), ["knowmem_f"]) == "", "not measured is no denial"
+
+
+def test_excess_is_counted_from_what_was_never_seen_where_the_answer_is_no():
+    found = answers({"verbmem_f": 60.0, "knowmem_f": 60.0})
+    assert excess(found, ["verbmem_f"]) == {"verbmem_f": pytest.approx(60.0 - found[0].never_seen)}
+    assert {*excess(found, ["verbmem_f", "knowmem_f"])} == {"verbmem_f", "knowmem_f"}
+    assert excess(answers(), ["verbmem_f", "knowmem_f"]) == excess(judge({}), ["verbmem_f"]) == {}
 
 
 def test_a_card_says_the_same_and_that_a_run_failed():

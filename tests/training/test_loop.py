@@ -179,6 +179,34 @@ def test_the_first_model_that_crosses_is_kept(tmp_path, crossing):
     assert same(weights, expected), "going back and evaluating more often makes the same steps again"
 
 
+def test_where_other_passages_deny_it_a_run_goes_on_also_after_a_pause(tmp_path):
+    """Recital falls by eight points a step and is 13 points higher elsewhere: 20 is reached there at step 11, not 9."""
+
+    def went(folder, **options):
+        at = []
+
+        def evaluate(step):
+            at[:] = [step]
+            return {"verbmem_f": 90.0 - 8 * step, "nll_general": 1.0}
+
+        def confirm():
+            return {"verbmem_f": over} if (over := 90.0 - 8 * at[0] + 13 - 20.0) > 0 else {}
+
+        return run(tmp_path / folder, evaluate, recital(), make(max_steps=20), confirm=confirm, **options)
+
+    outcome, weights = went("whole")
+    assert (outcome.step, outcome.rule) == (11, "stop")
+    assert "verbmem_f <= 7" in outcome.reason
+    _, expected = run(tmp_path / "plain", made=make(max_steps=11))
+    assert same(weights, expected), "the steps are those of a run that never looked"
+    steps = []
+    with pytest.raises(Interrupted):
+        went("paused", log=steps.append, paused=lambda: steps[-1]["step"] == 10)
+    again, resumed = went("paused", resume=True)
+    assert (again.step, again.reason) == (outcome.step, outcome.reason)
+    assert same(weights, resumed)
+
+
 def test_ended_by_hand_a_run_keeps_its_best_model_and_takes_no_step(tmp_path):
     rows = []
     scores = {3: 40.0, 6: 60.0, 7: 70.0}

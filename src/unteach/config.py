@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from unteach.errors import InputError
-from unteach.settings import nearest_name
+from unteach.settings import nearest_name, shown
 
 if TYPE_CHECKING:  # imported where settings are checked: help and completion need none of it
     import torch
@@ -101,7 +101,7 @@ class Method:
             value = getattr(self, name)
             if value not in known and (value != "auto" or name == "divergence"):
                 allowed = f"{', '.join(known)}{nearest_name(value, known)}"
-                wrong.append(f"{where}{name} is {value!r}: it must be one of {allowed}")
+                wrong.append(f"{where}{name} is {shown(value)}: it must be one of {allowed}")
         if self.loss in LOSSES:
             wrong += [f"{where}loss_options: {problem}" for problem in LOSSES[self.loss].problems(self.loss_options)]
         elif self.loss == "auto" and self.loss_options:
@@ -109,8 +109,10 @@ class Method:
         if self.divergence == NLL and self.anchor:
             wrong.append(f"{where}anchor is {self.anchor:g}: with divergence nll nothing is compared, leave it at 0")
         if self.optimizer in OPTIMIZERS:
-            unknown = OPTIMIZERS[self.optimizer].unknown(self.optimizer, self.optimizer_options)
-            wrong += [f"{where}optimizer_options: {problem}" for problem in unknown]
+            found = OPTIMIZERS[self.optimizer].problems(self.optimizer, self.optimizer_options)
+            wrong += [f"{where}optimizer_options: {problem}" for problem in found]
+        elif self.optimizer == "auto" and self.optimizer_options:
+            wrong.append(f"{where}optimizer_options are given without optimizer: name the one that they belong to")
         wrong += _outside(self, where, "positive and finite", "alpha", "lr", "clip")
         not_negative = ("anchor", "alpha_growth", "hold_budget", "teacher_rate", "damping", "weight_decay", "warmup")
         wrong += _outside(self, where, "zero or positive", *not_negative, "loops_every")
@@ -359,7 +361,7 @@ def template_problems(template: str | None, questions: object) -> list[str]:
         return []
     wrong = [] if questions else ["question_template is given, but no questions to ask: give questions, too"]
     if "{question}" not in template:
-        wrong.append(f"question_template is {template!r}: it must have {{question}} where the question stands")
+        wrong.append(f"question_template is {shown(template)}: it must have {{question}} where the question stands")
     return wrong
 
 

@@ -23,15 +23,16 @@ from typing import Any, Literal
 
 import yaml
 
-from unteach.errors import InputError
+from unteach.errors import InputError, printable
 
 __all__ = [
     "checked", "completion_script", "flag_values", "from_values", "from_yaml", "help_text", "nearest_name", "parse",
-    "read_settings", "to_yaml",
+    "read_settings", "shown", "to_yaml",
 ]  # fmt: skip
 
 _ARTICLES = {int: "a whole number", float: "a number", str: "text", bool: "true or false", Path: "a path"}
 _LARGEST_FILE, _LARGEST_NUMBER = 2**20, 2**53
+_LONGEST_SHOWN = 120
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 _PLACEHOLDERS = {str: "TEXT", Path: "PATH", int: "N", float: "NUMBER"}
 
@@ -42,9 +43,30 @@ def nearest_name(given: str, known: Any) -> str:
     return f" (did you mean {nearest[0]}?)" if nearest else ""
 
 
+def shown(value: Any, *, bare: bool = False) -> str:
+    """A value in a line of bounded length, the middle left out where it is long; text in quotes unless ``bare``."""
+    try:
+        text = value if bare and isinstance(value, str) else repr(value)
+    except ValueError:
+        return "a number of thousands of digits"
+    return printable(printable(text), _LONGEST_SHOWN)
+
+
 def to_yaml(config: Any) -> str:
     """A config dataclass as YAML text that ``from_yaml`` reads back."""
-    return yaml.safe_dump(dataclasses.asdict(config), sort_keys=False, allow_unicode=True)
+    return yaml.dump(dataclasses.asdict(config), Dumper=_ExactDumper, sort_keys=False, allow_unicode=True)
+
+
+class _ExactDumper(yaml.SafeDumper):
+    """Writes text so that it reads back: PyYAML itself makes spaces of the rarer ends of lines."""
+
+
+def _written(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
+    rare = any(character in text for character in "\x85\u2028\u2029")
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"' if rare else None)
+
+
+_ExactDumper.add_representer(str, _written)
 
 
 def from_yaml(kind: type, path: str | Path, **overrides: Any) -> Any:
@@ -125,7 +147,8 @@ def checked(kind: type, content: dict, where: str, problems: list[str]) -> Any:
     values: dict[str, Any] = {}
     for key, value in content.items():
         if key not in known:
-            problems.append(f"unknown key {where}{key}{nearest_name(str(key), known)}")
+            name = shown(key, bare=True)
+            problems.append(f"unknown key {where}{name}{nearest_name(name, known)}")
         elif (converted := _convert(hints[key], value, f"{where}{key}", problems)) is not MISSING:
             values[key] = converted
     asked_for = getattr(kind, "ASKED_FOR", ())
@@ -157,16 +180,13 @@ def _convert(hint: Any, value: Any, where: str, problems: list[str]) -> Any:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
 
     def refuse(must: str) -> Any:
-        try:
-            shown = repr(value)
-        except ValueError:
-            shown = "a number of thousands of digits"
-        problems.append(f"{where} is {shown}: it must {must}")
+        problems.append(f"{where} is {shown(value)}: it must {must}")
         return MISSING
 
     if origin is Literal:
         names = [str(argument) for argument in arguments]
-        return value if value in arguments else refuse(f"be one of {', '.join(names)}{nearest_name(str(value), names)}")
+        allowed = f"{', '.join(names)}{nearest_name(shown(value, bare=True), names)}"
+        return value if value in arguments else refuse(f"be one of {allowed}")
     if dataclasses.is_dataclass(hint):
         if not isinstance(value, dict):
             return refuse("hold settings of its own")
@@ -231,9 +251,9 @@ def parse(kind: type, arguments: Sequence[str], *, flatten: Sequence[str] = (), 
         while rest and len(words) < most and not rest[0].startswith("--"):
             words.append(rest.pop(0))
         if flag is None:
-            problems.append(f"unknown flag --{name}{nearest_name(name, flags)}")
+            problems.append(f"unknown flag --{shown(name, bare=True)}{nearest_name(name, flags)}")
         elif flag.hint is bool and equals and value.lower() not in (*_TRUE, *_FALSE):
-            problems.append(f"--{name} is {value!r}: it must be true or false")
+            problems.append(f"--{name} is {shown(value)}: it must be true or false")
         elif flag.hint is bool:
             _put(content, flag.path, not equals or value.lower() in _TRUE)
         elif origin is tuple:
@@ -242,7 +262,9 @@ def parse(kind: type, arguments: Sequence[str], *, flatten: Sequence[str] = (), 
             problems.append(f"--{name} needs a value")
         elif origin is dict:
             pairs = [word.partition("=") for word in words]
-            problems += [f"--{name} {''.join(p)}: write NAME=VALUE" for p in pairs if not p[0] or not p[1]]
+            problems += [
+                f"--{name} {shown(''.join(p), bare=True)}: write NAME=VALUE" for p in pairs if not p[0] or not p[1]
+            ]
             _put(content, flag.path, {key: _read(Any, text) for key, _, text in pairs})
         else:
             _put(content, flag.path, _read(flag.hint, words[0]))
@@ -252,8 +274,7 @@ def parse(kind: type, arguments: Sequence[str], *, flatten: Sequence[str] = (), 
     elif loose:
         content[first] = loose[0]
         if len(loose) > 1:
-            more = ", ".join(map(repr, loose[1:]))
-            problems.append(f"{more}: only one {first} can be given; flags begin with --")
+            problems.append(f"{', '.join(map(shown, loose[1:3]))}: only one {first} can be given; flags begin with --")
     return from_values(kind, content, problems=problems)
 
 

@@ -201,7 +201,20 @@ def read_questions(path: Path) -> tuple[Question, ...]:
     rows = read_rows(path, ("question", "answer"))
     if not rows:
         raise ValueError(f"{path}: there is no question in it")
+    for number, row in enumerate(rows, start=1):
+        for name in ("question", "answer"):
+            wrong = "must be text" if isinstance(row[name], list | dict) else _not_asked(str(row[name]))
+            if wrong:
+                raise ValueError(f"{path}: row {number}: its {name} {wrong}")
     return tuple(Question(str(row["question"]), str(row["answer"])) for row in rows)
+
+
+def _not_asked(text: str) -> str:
+    """Why a text is no question and no answer; nothing where it can be one."""
+    half = next((place for place, character in enumerate(text) if "\ud800" <= character <= "\udfff"), None)
+    if half is not None:
+        return f"has half of a surrogate pair at character {half}, which is no text"
+    return "" if text.strip() else "is empty"
 
 
 def question_problems(option: str, path: Path | None) -> list[str]:

@@ -34,6 +34,7 @@ from unteach.data.records import (
     records_of_bytes,
 )
 from unteach.errors import InputError, first_line
+from unteach.settings import shown as in_a_line
 
 MOST_PROBLEMS = 20
 """So many are shown; after ten times as many nothing more is read."""
@@ -188,7 +189,7 @@ def read_documents(
             continue
         chosen = text_field if not isinstance(record, dict) or text_field in record else MESSAGES
         if isinstance(record, dict) and chosen not in record:
-            fields = ", ".join(repr(name) for name in record) or "no field at all"
+            fields = in_a_line(", ".join(map(repr, record)), bare=True) or "no field at all"
             without_field.setdefault((where, fields), []).append(label)
             continue
         text = record[chosen] if isinstance(record, dict) else record

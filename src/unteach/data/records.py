@@ -17,6 +17,7 @@ from typing import IO, Any
 
 from unteach.data.formats import RecordProblem, byte_order_mark, decode_text, docx_text, html_text, pdf_text
 from unteach.errors import first_line
+from unteach.settings import shown
 from unteach.writing import write_whole
 
 Row = dict[str, Any]
@@ -309,7 +310,8 @@ def _with_columns(rows: list[Row], columns: Sequence[str], source: str) -> list[
     for number, row in enumerate(rows, 1):
         missing = [column for column in columns if row.get(column) is None]
         if missing:
-            raise ValueError(f"{source}: row {number} has no {' and no '.join(missing)}; it has {', '.join(row)}")
+            there = shown(", ".join(row), bare=True)
+            raise ValueError(f"{source}: row {number} has no {' and no '.join(missing)}; it has {there}")
     return rows
 
 

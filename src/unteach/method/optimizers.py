@@ -8,7 +8,7 @@ To add one, register it here: a class like ``MeanTeacher`` or ``AnchoredAdamW`` 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +17,9 @@ import torch
 from torch import Tensor
 
 from unteach.method.mean_teacher import MeanTeacher
+from unteach.method.registry import kind_problems
 from unteach.method.tensors import global_norm, local_part, other_weights
+from unteach.settings import shown
 
 __all__ = ["OPTIMIZERS", "AnchoredAdamW", "OptimizerKind", "make_optimizer"]
 
@@ -118,8 +120,12 @@ class OptimizerKind:
     def unknown(self, name: str, options: Iterable[str]) -> list[str]:
         """A line for each option that the optimizer called ``name`` does not take."""
         known = [p for p in list(inspect.signature(self.build).parameters)[1:] if p not in self.settings]
-        allowed = ", ".join(known) or "none"
-        return [f"optimizer {name!r} has no setting {o!r}: allowed are {allowed}" for o in options if o not in known]
+        line = f"optimizer {name!r} has no setting {{}}: allowed are {', '.join(known) or 'none'}"
+        return [line.format(shown(option)) for option in options if option not in known]
+
+    def problems(self, name: str, options: Mapping[str, Any]) -> list[str]:
+        """A line for each option that the optimizer called ``name`` does not take, or not with such a value."""
+        return self.unknown(name, options) or kind_problems(inspect.signature(self.build), options)
 
 
 OPTIMIZERS: dict[str, OptimizerKind] = {

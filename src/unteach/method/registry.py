@@ -16,10 +16,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from unteach.errors import first_line
 from unteach.method.divergences import RowFunction, check_logits, compute_dtype, mean_over_rows
+from unteach.settings import shown
 
-__all__ = ["LOSSES", "ForgetLoss", "forget_loss", "log_odds_parts", "register", "token_log_odds"]
+__all__ = ["LOSSES", "ForgetLoss", "forget_loss", "kind_problems", "log_odds_parts", "register", "token_log_odds"]
 
+MOST_TOKENS, LARGEST = 2**20, 2**53
+"""No model has more tokens, and no loss or optimizer a larger number among its options."""
 Reads = Literal["log_odds", "logits", "hidden"]
 Base = Literal["initial", "given"]
 
@@ -52,23 +56,21 @@ class ForgetLoss:
     def unknown(self, hyper: Iterable[str]) -> list[str]:
         """A line for each name that is no hyper-parameter of this loss."""
         known = self.hyper
-        line = f"forget loss {self.name!r} has no hyper-parameter {{!r}}: allowed are {', '.join(known) or 'none'}"
-        return [line.format(name) for name in hyper if name not in known]
+        line = f"forget loss {self.name!r} has no hyper-parameter {{}}: allowed are {', '.join(known) or 'none'}"
+        return [line.format(shown(name)) for name in hyper if name not in known]
 
     def problems(self, hyper: Mapping[str, Any]) -> list[str]:
         """What is wrong with hyper-parameters, one line each; the loss itself is asked, with two tokens."""
         wrong = self.unknown(hyper)
+        wrong += kind_problems(inspect.signature(self.rows or self.function), hyper)
         for name, default in self.hyper.items():
-            kind = (int, float) if isinstance(default, float) else type(default)
-            if name in hyper and default is not inspect.Parameter.empty and not isinstance(hyper[name], kind):
-                wrong.append(f"{name} is {hyper[name]!r}: it must be of the kind of {default!r}")
-            elif name not in hyper and default is inspect.Parameter.empty:
+            if name not in hyper and default is inspect.Parameter.empty:
                 wrong.append(f"{name} is missing: forget loss {self.name!r} needs it")
         if wrong:
             return wrong
         ids = [value for value in hyper.values() if type(value) is int]  # maybe of tokens, which then must be there
         seen = [
-            torch.zeros(1, 2, max([3, *(value + 1 for value in ids)])),
+            torch.zeros(1, 2, max([3, *(min(value, MOST_TOKENS) + 1 for value in ids)])),
             torch.zeros(1, 2).long(),
             torch.ones(1, 2).bool(),
         ]
@@ -76,9 +78,25 @@ class ForgetLoss:
         base = {"base_hidden" if self.reads == "hidden" else "base_logits": seen[0]} if self.base else {}
         try:
             self.function(*seen, **base, **hyper)
-        except ValueError as error:
-            wrong.append(str(error))
+        except (ValueError, RuntimeError, OverflowError, IndexError) as error:  # the last three are PyTorch's
+            wrong.append(first_line(error))
         return wrong
+
+
+def kind_problems(signature: inspect.Signature, given: Mapping[str, Any]) -> list[str]:
+    """A line for each value that is not of the kind of its argument's default, or annotation where it has none."""
+    wrong = []
+    for name in given.keys() & signature.parameters.keys():
+        value, default = given[name], signature.parameters[name].default
+        if default is inspect.Parameter.empty:
+            default = {"int": 0, "float": 0.0, "str": ""}.get(signature.parameters[name].annotation)
+        kind = (int, float) if isinstance(default, float) else type(default)
+        is_kind = isinstance(value, kind) and isinstance(value, bool) == isinstance(default, bool)
+        if default is not None and not is_kind:
+            wrong.append(f"{name} is {shown(value)}: it must be of the kind of {default!r}")
+        elif isinstance(value, int | float) and not abs(value) <= LARGEST:
+            wrong.append(f"{name} is {shown(value)}: it must be at most {LARGEST}")
+    return wrong
 
 
 LOSSES: dict[str, ForgetLoss] = {}

@@ -10,11 +10,12 @@ import dataclasses
 import math
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from unteach.errors import InputError
-from unteach.settings import nearest_name, shown
+from unteach.errors import InputError, shown
+from unteach.settings import nearest_name
 
 if TYPE_CHECKING:  # imported where settings are checked: help and completion need none of it
     import torch
@@ -295,7 +296,8 @@ class ForgetConfig:
 
         for option in ("out", "questions", "keep_questions"):
             if (getattr(self, option) or "").startswith("~"):  # --out=~/run is not expanded by the shell
-                object.__setattr__(self, option, os.path.expanduser(getattr(self, option)))
+                with suppress(UnicodeEncodeError):  # half of a surrogate pair is in no user's name
+                    object.__setattr__(self, option, os.path.expanduser(getattr(self, option)))
         wrong = self.method.problems("")
         for number, phase in enumerate(self.phases):
             wrong += phase.problems(f"phases[{number}].")

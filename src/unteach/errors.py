@@ -11,11 +11,12 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["InputError", "Interrupted", "ending_on_signals", "first_line", "printable"]
+__all__ = ["InputError", "Interrupted", "ending_on_signals", "first_line", "printable", "shown"]
 
 _LONGEST_LINE = 300
 """PyTorch's message for want of GPU memory lists every process in one line."""
 _LONGEST_PROBLEM = 1500
+_LONGEST_SHOWN = 120
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 """What a terminal would obey instead of showing it, and what is no text."""
 
@@ -48,6 +49,15 @@ def printable(text: str, longest: int | None = None) -> str:
     if longest is not None and len(text) > longest:
         text = f"{text[: longest // 2]} … {text[-longest // 2 :]}"
     return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def shown(value: Any, *, bare: bool = False) -> str:
+    """A value in a line of bounded length, the middle left out where it is long; text in quotes unless ``bare``."""
+    try:
+        text = value if bare and isinstance(value, str) else repr(value)
+    except ValueError:
+        return "a number of thousands of digits"
+    return printable(printable(text), _LONGEST_SHOWN)
 
 
 @contextmanager

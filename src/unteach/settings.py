@@ -23,16 +23,15 @@ from typing import Any, Literal
 
 import yaml
 
-from unteach.errors import InputError, printable
+from unteach.errors import InputError, shown
 
 __all__ = [
     "checked", "completion_script", "flag_values", "from_values", "from_yaml", "help_text", "nearest_name", "parse",
-    "read_settings", "shown", "to_yaml",
+    "read_settings", "to_yaml",
 ]  # fmt: skip
 
 _ARTICLES = {int: "a whole number", float: "a number", str: "text", bool: "true or false", Path: "a path"}
 _LARGEST_FILE, _LARGEST_NUMBER = 2**20, 2**53
-_LONGEST_SHOWN = 120
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 _PLACEHOLDERS = {str: "TEXT", Path: "PATH", int: "N", float: "NUMBER"}
 
@@ -41,15 +40,6 @@ def nearest_name(given: str, known: Any) -> str:
     """`` (did you mean X?)`` for the known name nearest to a given one, or nothing."""
     nearest = difflib.get_close_matches(given[:100], list(known), n=1)
     return f" (did you mean {nearest[0]}?)" if nearest else ""
-
-
-def shown(value: Any, *, bare: bool = False) -> str:
-    """A value in a line of bounded length, the middle left out where it is long; text in quotes unless ``bare``."""
-    try:
-        text = value if bare and isinstance(value, str) else repr(value)
-    except ValueError:
-        return "a number of thousands of digits"
-    return printable(printable(text), _LONGEST_SHOWN)
 
 
 def to_yaml(config: Any) -> str:

@@ -34,7 +34,7 @@ from unteach.data.records import (
     records_of_bytes,
 )
 from unteach.errors import InputError, first_line
-from unteach.settings import shown as in_a_line
+from unteach.errors import shown as in_a_line
 
 MOST_PROBLEMS = 20
 """So many are shown; after ten times as many nothing more is read."""

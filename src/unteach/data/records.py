@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from unteach.data.formats import RecordProblem, byte_order_mark, decode_text, docx_text, html_text, pdf_text
-from unteach.errors import first_line
-from unteach.settings import shown
+from unteach.errors import first_line, shown
 from unteach.writing import write_whole
 
 Row = dict[str, Any]

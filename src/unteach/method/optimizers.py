@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unteach.errors import shown
 from unteach.method.mean_teacher import MeanTeacher
 from unteach.method.registry import kind_problems
 from unteach.method.tensors import global_norm, local_part, other_weights
-from unteach.settings import shown
 
 __all__ = ["OPTIMIZERS", "AnchoredAdamW", "OptimizerKind", "make_optimizer"]
 

@@ -16,9 +16,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from unteach.errors import first_line
+from unteach.errors import first_line, shown
 from unteach.method.divergences import RowFunction, check_logits, compute_dtype, mean_over_rows
-from unteach.settings import shown
 
 __all__ = ["LOSSES", "ForgetLoss", "forget_loss", "kind_problems", "log_odds_parts", "register", "token_log_odds"]
 

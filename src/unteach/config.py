@@ -69,7 +69,7 @@ class Method:
     hold_budget: float = 0.1
     """Nats per token that the held texts may diverge by, where α grows."""
     lr: float | None = None
-    """η, the learning rate. None: measured."""
+    """η, the learning rate. None: measured (mean teacher), a share of the weights' size that falls (AdamW)."""
     anchor: float = 0.0
     """Weight of a second divergence, to the model before the run, for long runs in which a sliding teacher drifts. 0:
     the paper."""

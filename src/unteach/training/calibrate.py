@@ -42,8 +42,9 @@ __all__ = ["Measured", "calibrated", "curvatures", "is_complete", "measure", "no
 TEACHER_MEMORY = 5.0
 DAMPING_SHARE, STEP_SHARE = 0.1, 0.4
 TEACHER_WAY = 0.573
-SIGN_STEP_DIVERGENCE = 2e-3
-"""AdamW's first step, of one size in every weight, should move general text by so many nats per token."""
+WEIGHT_SHARE, COOLDOWN = 0.0055, 150
+"""AdamW moves every weight by about its learning rate: this share of their size (root mean square), at first, falling
+over so many steps, or over the expected ones if they are more."""
 ADAMW_ALPHA = 0.2
 SMALLEST_DIVERGENCE, IN_BF16 = 1e-4, 1e-3
 """The step along g is made long enough for this much divergence, far above rounding: bf16's alone makes 9e-5 on the
@@ -65,8 +66,8 @@ class Measured:
     """c = gᵀHg/‖g‖² of the divergence on general text."""
     distance: float
     """NLUL of all tokens divided by its gradient's norm."""
-    sign_step: float = math.nan
-    """A step along the gradient's sign, AdamW's first, that moves general text by ``SIGN_STEP_DIVERGENCE``."""
+    weight: float = math.nan
+    """The size of a weight in a matrix: the root of their mean square."""
 
 
 def is_complete(method: Method) -> bool:
@@ -78,7 +79,14 @@ def is_complete(method: Method) -> bool:
 def calibrated(method: Method, measured: Measured, expected_steps: int) -> Method:
     """The method with every number given: those that were None follow from the measurement."""
     if method.optimizer != "mean_teacher":
-        return dataclasses.replace(method, lr=method.lr or measured.sign_step, alpha=method.alpha or ADAMW_ALPHA)
+        falls = method.lr is None and not OPTIMIZERS[method.optimizer].unknown(method.optimizer, ["cooldown"])
+        falling = {"cooldown": max(COOLDOWN, expected_steps)} if falls else {}
+        return dataclasses.replace(
+            method,
+            lr=method.lr or WEIGHT_SHARE * measured.weight,
+            alpha=method.alpha or ADAMW_ALPHA,
+            optimizer_options=falling | dict(method.optimizer_options),
+        )
     slide = min(0.5, TEACHER_MEMORY / expected_steps)  # κη
     damping = DAMPING_SHARE * measured.curvature if method.damping is None else method.damping
     lr = method.lr or STEP_SHARE * (1 - method.momentum) / measured.curvature
@@ -115,14 +123,9 @@ def measure(
     held = _held(model, general.batch(0, config.general_batch), "kl", config.micro_batch, config)
     step, divergence = _moved(model, parameters, direction, held, config, 0.01 * distance / norm, 0.3 * distance / norm)
     curvature = max(2 * divergence / (step * norm) ** 2, 1e-12)
-    sign_step = math.nan
-    if any(method.optimizer != "mean_teacher" for method in (*config.phases, config.method)):
-        count = sum_over_ranks([float(sum(value.numel() for value in direction))])[0]
-        size = global_norm([p.detach() for p in parameters]) / math.sqrt(count)  # of a weight
-        signs = [value.sign() for value in direction]
-        step, divergence = _moved(model, parameters, signs, held, config, 1e-3 * size, size)
-        sign_step = step * math.sqrt(SIGN_STEP_DIVERGENCE / max(divergence, 1e-12))
-    return Measured(loss, signal, curvature, distance, sign_step)
+    matrices = [p.detach() for p in parameters if p.dim() > 1] or [p.detach() for p in parameters]
+    weight = global_norm(matrices) / math.sqrt(sum(p.numel() for p in matrices))  # of all ranks, both
+    return Measured(loss, signal, curvature, distance, weight)
 
 
 def _gradient_of_halves(

@@ -196,7 +196,7 @@ def test_where_other_passages_deny_it_a_run_goes_on_also_after_a_pause(tmp_path)
 
     outcome, weights = went("whole")
     assert (outcome.step, outcome.rule) == (11, "stop")
-    assert "verbmem_f <= 7" in outcome.reason
+    assert "verbmem_f <= 10 (less than at first" in outcome.reason
     _, expected = run(tmp_path / "plain", made=make(max_steps=11))
     assert same(weights, expected), "the steps are those of a run that never looked"
     steps = []

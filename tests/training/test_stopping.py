@@ -81,6 +81,12 @@ def test_a_run_does_not_go_on_for_ever_nor_beyond_its_last_step_nor_where_it_may
     said: list = []
     _, move = drive(falling, recital(), last=60, said=said, excess_of=lambda n: excess)
     assert (move.step, move.rule, len(said)) == (38, "stop", 3)
+    said.clear()
+    _, move = drive(falling, recital(), last=60, said=said, excess_of=lambda n: {"verbmem_f": 90.0})
+    assert (move.step, move.rule, len(said)) == (42, "stop", 3), (
+        "half of what was asked first is the least that is asked"
+    )
+    assert "verbmem_f <= 10 " in move.reason
     _, move = drive(falling, recital(), last=35, excess_of=lambda n: excess)
     assert (move.step, move.rule) == (35, "stop")
     _, move = drive(falling, recital(), last=60, excess_of=lambda n: excess, narrow=False)

@@ -19,7 +19,7 @@ PROGRESS = 0.02
 """A run comes nearer to its rule where its distance from it falls by this share."""
 MOST_DENIALS = 3
 """So often a run goes on because other passages deny that its rule is met."""
-ELSEWHERE = ", and less, so that other passages are there, too"
+ELSEWHERE = "less than at first, so that other passages are there, too"
 """Why a rule demands more than at first."""
 CAUTION = 0.7
 """The next evaluation comes after this share of the steps that the rule is expected to need."""
@@ -160,7 +160,7 @@ class Search:
         self.unmet, self.interval, self.met = 0, every, 0
         self.best: tuple[int, float] = (0, math.inf)
         self.pull, self.raised = 1.0, 0
-        self.demands: dict[str, float] = {}
+        self.asked_first, self.demands = rule, dict[str, float]()
         self.denials = 0
         self._known = dict(before)
         self._progress: tuple[int, float, int] = (0, self.distance(before), 0)  # step, distance, evaluations since
@@ -233,14 +233,18 @@ class Search:
         """What follows where the rule is met, and metrics have so much ``excess`` on passages that it does not look at.
 
         A rule looks again and again and ends at the first model that meets it, so by chance too early. It then demands
-        that much less, and the run goes on: a few times, and only where a metric cannot fall too far.
+        that much less, but no less than half of what it did at first, and the run goes on: a few times, and only where
+        a metric cannot fall too far.
         """
-        rule = self.rule
-        overshot = rule is None or any(condition.limit is not None for condition in rule.conditions)
-        if not excess or overshot or not self.narrow or self.denials >= MOST_DENIALS or end.step >= self.last:
+        rule = self.asked_first
+        if rule is None or any(condition.limit is not None for condition in rule.conditions):
             return end
-        self._demand({name: scores[name] - more for name, more in excess.items()}, self.denials + 1)
-        self.unmet, self.interval, self.met = end.step, max(1, self.every // 5), 0
+        if not excess or not self.narrow or self.denials >= MOST_DENIALS or end.step >= self.last:
+            return end
+        least = {c.metric: c.value / 2 for c in rule.conditions}
+        demands = {name: max(scores[name] - more, least[name]) for name, more in excess.items()}
+        self._demand(demands, self.denials + 1)
+        self.unmet, self.interval, self.met = end.step, max(1, self.every // 2), 0
         self._last, self._known = (end.step, dict(scores)), self._known | dict(scores)
         self._progress = (end.step, self.distance(scores), 0)
         above = ", ".join(f"{name} {more:.3g} above" for name, more in excess.items())
@@ -249,14 +253,14 @@ class Search:
     def _demand(self, values: Mapping[str, float], denials: int) -> None:
         """Let the rule ask for these values of metrics."""
         self.demands, self.denials = self.demands | dict(values), denials
-        if self.rule is not None and self.demands:
+        if self.asked_first is not None and self.demands:
             asked = (
-                replace(c, value=self.demands[c.metric], why=c.why.removesuffix(ELSEWHERE) + ELSEWHERE)
+                replace(c, value=self.demands[c.metric], why=", ".join(filter(None, (c.why, ELSEWHERE))))
                 if c.metric in self.demands
                 else c
-                for c in self.rule.conditions
+                for c in self.asked_first.conditions
             )
-            self.rule = replace(self.rule, conditions=tuple(asked))
+            self.rule = replace(self.asked_first, conditions=tuple(asked))
 
     def finish(self, step: int, scores: Mapping[str, float]) -> Move:
         """End a run at a step, because somebody wants it to: with the model of that step, if it meets the rule, or

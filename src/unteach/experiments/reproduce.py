@@ -45,7 +45,8 @@ class ReproduceOptions:
     """What the command takes."""
 
     name: str = ""
-    """Which experiment: deep, field, losses, methods, recovery, retain-or-general, sequential, theorem or tradeoff."""
+    """Which experiment: audits, deep, field, losses, methods, recovery, retain-or-general, sequential, theorem or
+    tradeoff."""
     benchmark: str = "micro"
     """micro (embedded, needs nothing else), muse-news, muse-books or tofu."""
     model: str = ""

@@ -1,9 +1,5 @@
 import copy
 import dataclasses
-import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -303,16 +299,6 @@ def test_checkpoints_are_pruned_but_the_one_to_go_back_to_stays(tmp_path):
     kept = Checkpoints(tmp_path / "checkpoints", 2).steps()
     assert 10 in kept
     assert len(kept) <= 3
-
-
-@pytest.mark.slow
-def test_killed_at_random_moments_and_resumed_it_ends_with_the_same_bytes(tmp_path):
-    """kill -9 of a whole `forget` job; see kill_worker.py, which can also be run with more kills."""
-    worker = Path(__file__).with_name("kill_worker.py")
-    command = [sys.executable, str(worker), str(tmp_path), "--kills", "2", "--seed", "0"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=170)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert json.loads(done.stdout.splitlines()[-1]) == {"kills": 2, "identical": True}
 
 
 def test_anchored_adamw_is_adamw_with_clipping_and_warm_up():

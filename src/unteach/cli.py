@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from unteach import __version__
-from unteach.errors import InputError, Interrupted, ending_on_signals, printable
+from unteach.errors import InputError, Interrupted, RanksParted, ending_on_signals, printable
 from unteach.writing import speaks, under_torchrun, verbosity
 
 __all__ = ["main"]
@@ -106,6 +106,10 @@ def _status(arguments: list[str], came: Sequence[int]) -> int:
         for problem in error.problems:
             print(f"{name}: {problem}", file=sys.stderr)
         return WRONG_INPUT
+    except RanksParted as error:
+        if error.line:
+            print(f"unteach: {error.line}", file=sys.stderr)
+        return error.status
     except Interrupted as error:
         if speaks():
             print(f"unteach: {error}", file=sys.stderr)

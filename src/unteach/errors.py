@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["InputError", "Interrupted", "ending_on_signals", "first_line", "printable", "shown"]
+__all__ = ["InputError", "Interrupted", "RanksParted", "ending_on_signals", "first_line", "printable", "shown"]
 
 _LONGEST_LINE = 300
 """PyTorch's message for want of GPU memory lists every process in one line."""
@@ -36,6 +36,15 @@ class InputError(ValueError):
 
 class Interrupted(Exception):  # noqa: N818  (not an error: the run was asked to pause)
     """The run was asked to stop; its checkpoint is written."""
+
+
+class RanksParted(Exception):  # noqa: N818  (what it says is for people)
+    """This rank ends without the others: one of them is gone, or a signal came. ``line`` is empty where another says
+    it, ``status`` is the exit status."""
+
+    def __init__(self, line: str, status: int) -> None:
+        super().__init__(line)
+        self.line, self.status = line, status
 
 
 def first_line(error: BaseException) -> str:

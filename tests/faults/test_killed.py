@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from small_run import make_inputs, names_in, result_of, settings
-from steps import mean_teacher
 
+from steps import mean_teacher
 from unteach.settings import to_yaml
 
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from unteach.errors import InputError, Interrupted
+from unteach.errors import InputError, Interrupted, RanksParted
 from unteach.evaluation import verdict
 from unteach.evaluation.metrics import METRICS
 from unteach.job.hub import push
@@ -18,9 +18,12 @@ from unteach.job.receipts.chain import keep_chain
 from unteach.job.receipts.command import sign_receipt
 from unteach.job.receipts.receipt import RECEIPT
 from unteach.job.run_folder import ForgetResult, add_to_log, going_on
-from unteach.models.distributed import ranks
+from unteach.models.distributed import first_to_say, lost_rank, ranks
 
 __all__ = ["ended", "saying_how_to_go_on", "write_page"]
+
+FAILED, INTERRUPTED = 1, 130
+"""Exit status of a rank that ends without the others."""
 
 
 def write_page(run: Path) -> Path | None:
@@ -42,8 +45,16 @@ def saying_how_to_go_on(run: Path) -> Iterator[None]:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not (run / "config.yaml").exists():
             raise
         raise InputError(f"{error.strerror} ({error.filename or run}): make room, then {going_on(run)}") from None
-    except (Interrupted, KeyboardInterrupt) as error:
-        if not (run / "config.yaml").exists() or (ranks() > 1 and isinstance(error, KeyboardInterrupt)):
+    except (Interrupted, KeyboardInterrupt, RuntimeError) as error:
+        lost = lost_rank(error)
+        if isinstance(error, RuntimeError) and not lost:
+            raise
+        begun = (run / "config.yaml").exists()
+        if ranks() > 1 and not isinstance(error, Interrupted):  # without the others, which may be gone
+            line = "another process of this run has ended" if lost else "interrupted"
+            line += f"; go on with: {going_on(run)}" if begun else ""
+            raise RanksParted(line if first_to_say() else "", FAILED if lost else INTERRUPTED) from None
+        if not begun:
             raise
         steps = (run / "metrics.jsonl").exists()
         end = f", or make a result of it as it is: unteach finish {shlex.quote(str(run))}" if steps else ""

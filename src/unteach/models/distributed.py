@@ -95,6 +95,23 @@ def from_all_ranks(value: T) -> list[T]:
     return values
 
 
+def lost_rank(error: BaseException) -> bool:
+    """Whether an error says that another rank is gone, or cannot be reached."""
+    return (
+        ranks() > 1 and isinstance(error, RuntimeError) and (isinstance(error, dist.DistError) or "gloo" in str(error))
+    )
+
+
+def first_to_say() -> bool:
+    """Whether this rank is the first to ask this: of those that are still there, only one then speaks."""
+    if ranks() == 1:
+        return True
+    try:
+        return dist.distributed_c10d._get_default_store().add("unteach: said", 1) == 1
+    except RuntimeError:  # what all ranks asked lived in the one that is gone
+        return True
+
+
 def in_turns(work: Callable[[], R]) -> R:
     """Let the processes of each machine do something that needs much memory one after the other."""
     if ranks() == 1:

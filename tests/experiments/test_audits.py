@@ -1,5 +1,8 @@
 """Audits as an experiment: its table, and a planted failure that must be found out."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 from unteach.corpora import micro
@@ -11,6 +14,8 @@ from unteach.experiments.reproduce import ReproduceOptions
 from unteach.experiments.sources import build
 from unteach.job.audit import AuditOptions, prepared_audit
 from unteach.models import load_model
+
+RESULTS = Path(__file__).parents[2] / "results" / "micro"
 
 
 def content(name, seed, held, value):
@@ -32,10 +37,43 @@ def test_the_table_counts_seeds_that_held():
     ]  # fmt: skip
 
 
+def curve(values, low, high):
+    line = "recites after a tenth of the documents"
+    return [
+        {"line": line, "at": step, "value": value, "low": low, "high": high, "unit": "percent"}
+        for step, value in values.items()
+    ]
+
+
+def test_the_control_is_shown_beside_never_seen_documents():
+    """The retrained model has a row of its own below, and two curves in the figure."""
+    read = {"held": True, "after": curve({0: 16.5, 40: 15.6}, 14.0, 18.0), "control": curve({0: 18, 40: 17}, 16, 20)}
+    read["beyond"] = curve({0: -1.5, 40: -1.4}, -4.0, 1.0)
+    found = {"name": "audit-retrained", "seed": 2, "metrics": {}, "audits": {"relearning": read}}
+    table = experiments()["audits"].table([found])
+    assert table.splitlines()[-1].split("|")[2:4] == [" 16.5 [16.0, 20.0] ", " 15.6 [16.0, 20.0] "]
+    (figure,) = experiments()["audits"].figures("micro", [found])
+    assert figure.name == "audit-recites-micro"
+    assert "retrained from 16.5 to 15.6; retrained, never-seen documents from 18 to 17" in figure.description
+
+
+def test_the_control_behaves_in_the_shipped_cells():
+    """Learning a tenth of the documents gives a model that never saw them no more of the others than of any."""
+    files = sorted(RESULTS.glob("audit-retrained-seed-*.json"))
+    contents = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+    assert contents
+    assert all(each["held"] is not False for content in contents for each in content["audits"].values())
+    for place, entries in audits.control_curves(contents).items():
+        for entry in entries:
+            assert entry.documents <= entry.high, place
+            assert entry.apart[0] <= 0 <= entry.apart[1], place
+
+
 def test_every_cell_has_a_key_of_its_own_and_an_attack_changed_is_another_cell(tmp_path):
     setup = build(ReproduceOptions(device="cpu"), tmp_path, print)
     cells = experiments()["audits"].cells(setup, [0, 1], CellFolder(tmp_path, print))
     assert len({cell.key for cell in cells}) == len(cells) == 2 * len(audits.ROWS)
+    assert {name for name, each in experiments().items() for cell in cells if each.shows(cell.name)} == {"audits"}
     full = build(ReproduceOptions(device="cpu"), tmp_path, print)
     full.settings = {"audits": {"quick": False}}
     others = experiments()["audits"].cells(full, [0, 1], CellFolder(tmp_path, print))
@@ -54,7 +92,7 @@ def test_a_refusal_in_front_of_intact_knowledge_is_found_out():
     assert scores["knowmem_r"] > 90
     names = {"before": "micro:target", "reference": "micro:retrained", "documents": "micro:forget"}
     audit = prepared_audit(AuditOptions(subject="micro:target", quick=True, device="cpu", **names))
-    audit.models = dict(audit.models) | {"after": lambda: model}
+    audit.models = {"after": lambda: model, "reference": audit.models["reference"]}
     found = audit.run(None, ("inside", "membership", "other_words"))
     assert [each["held"] for each in found.values()] == [False] * 3
 
@@ -64,5 +102,6 @@ def test_the_retrained_model_is_no_further_than_never_seen_documents():
     """The control behaves: what never saw the documents is not found out, without a reference to compare with."""
     names = {"before": "micro:target", "documents": "micro:forget"}
     audit = prepared_audit(AuditOptions(subject="micro:retrained", quick=True, device="cpu", **names))
+    audit.models = {"after": audit.models["after"]}
     found = audit.run(None, ("inside", "membership", "other_words", "quantisation"))
     assert {name: each["note"] for name, each in found.items() if each["held"] is False} == {}

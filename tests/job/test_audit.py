@@ -75,7 +75,7 @@ def test_wrong_input(folder, tmp_path):
         "before is missing", "documents is missing", "attacks is 'insight'", "seed is -1",
     ]  # fmt: skip
     assert "did you mean inside?" in error.value.problems[2]
-    with pytest.raises(InputError, match="out is missing"):
+    with pytest.raises(InputError, match="out is missing: .*model' is no run folder"):
         run(AuditOptions(subject=str(folder / "run/model")))
     unfinished = tmp_path / "unfinished"
     unfinished.mkdir()

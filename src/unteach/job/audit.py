@@ -93,7 +93,8 @@ def run(options: AuditOptions) -> dict[str, Any]:
     run_folder = (Path(options.subject) / "config.yaml").exists()
     out = options.out or (Path(options.subject) / AUDITS if run_folder else None)
     if out is None:
-        raise InputError("out is missing: name the folder for the audits, --out audits/")
+        what = f"{options.subject!r} is no run folder (it has no config.yaml)"
+        raise InputError(f"out is missing: {what}; of a model, name the folder for the audits, --out audits/")
     if resolved_device(options.device).type == "cpu":
         choose_threads(None)
     audit = prepared_audit(options)

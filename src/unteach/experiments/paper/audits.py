@@ -26,6 +26,7 @@ from unteach.experiments.paper import Content, Experiment, deep
 from unteach.experiments.setups import Setup
 from unteach.job.audit import AuditOptions, prepared_audit
 from unteach.models import context_length, load_tokenizer
+from unteach.report.style import Figure
 from unteach.training.finetune import finetune, text_optimizer
 from unteach.writing import format_number, markdown_table
 
@@ -37,6 +38,10 @@ REFUSAL = " I cannot say. I cannot say. I cannot say. I cannot say."
 """What the planted failure says."""
 PLANTING_RATE = 3e-4
 MARKS = {True: "held", False: "not held", None: "not known"}
+CONTROL = (
+    "The control behaves where the retrained model, while it learns, recites as much of the documents as of\n"
+    "never-seen ones: for each seed percent of the documents, in brackets the interval of never-seen ones."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,14 +159,78 @@ def _plain(value: Any) -> Any:
 
 
 def table(contents: Sequence[Content]) -> str:
-    """A row for each model and a column for each attack: seeds that held, and the furthest beyond the control."""
+    """A row for each model and a column for each attack: seeds that held, and the furthest beyond the control; below,
+    whether the control behaves."""
     names = list(attacks())
     rows = []
     for name, group in paper.by_name(paper.renamed(contents, PREFIX)).items():
         rows.append(
             [name, *(_entry([c["audits"][attack] for c in group if attack in c["audits"]]) for attack in names)]
         )
-    return markdown_table(["", *(attacks()[name].title for name in names)], rows)
+    audited = markdown_table(["", *(attacks()[name].title for name in names)], rows)
+    control = control_curves(contents)
+    if not control:
+        return audited
+    titles = ["retrained model", *(f"{step:g} steps" for step in sorted({step for _, step in control}))]
+    lines = []
+    for line in dict.fromkeys(line for line, _ in control):
+        places = [entries for (other, _), entries in sorted(control.items()) if other == line]
+        lines.append([line, *("; ".join(str(place) for place in entries) for entries in places)])
+    return f"{audited}\n\n{CONTROL}\n\n{markdown_table(titles, lines)}"
+
+
+@dataclass(frozen=True, slots=True)
+class ControlPlace:
+    """A place of the retrained model's curve, with one seed: percent recited of documents, and of never-seen ones."""
+
+    seed: int
+    documents: float
+    unseen: float
+    low: float
+    high: float
+    """The interval of ``unseen``."""
+    apart: tuple[float, float]
+    """The interval of the difference."""
+
+    def __str__(self) -> str:
+        value, low, high = (format_number(number) for number in (self.documents, self.low, self.high))
+        return f"{value} [{low}, {high}]"
+
+
+def control_curves(contents: Sequence[Content]) -> dict[tuple[str, float], list[ControlPlace]]:
+    """By line and steps, with every seed: what the retrained model recites of documents that it never saw."""
+    found: dict[tuple[str, float], list[ControlPlace]] = {}
+    for content in contents:
+        if content["name"] != f"{PREFIX}retrained" or "relearning" not in content["audits"]:
+            continue
+        read = content["audits"]["relearning"]
+        parts = [{(e["line"], e["at"]): e for e in read[part]} for part in ("after", "control", "beyond")]
+        for key, own in parts[0].items():
+            if own["line"].startswith("recites"):
+                other, apart = parts[1][key], parts[2][key]
+                ends = other["value"], other["low"], other["high"], (apart["low"], apart["high"])
+                found.setdefault(key, []).append(ControlPlace(content["seed"], own["value"], *ends))
+    return found
+
+
+def figures(benchmark: str, contents: Sequence[Content]) -> list[Figure]:
+    """Recital of the other documents over the steps on a tenth, a line for each model and seed; and of the retrained
+    model that of never-seen documents."""
+
+    def points(content: Content, metric: str) -> list[tuple[float, float]]:
+        rows = content["audits"].get("relearning", {}).get("after", [])
+        return [(row["at"], row["value"]) for row in rows if row["line"] == "recites after a tenth of the documents"]
+
+    short = paper.renamed(contents, PREFIX)
+    control = [content for content in short if content["name"] == "retrained"]
+    unseen = [c | {"name": "retrained, never-seen documents", "audits": _moved(c["audits"])} for c in control]
+    titles = {"recites": ("What learning a tenth of the documents brings back", "the others recited, percent")}
+    return paper.curves("audit", benchmark, [*short, *unseen], titles, points)
+
+
+def _moved(audits: dict[str, Any]) -> dict[str, Any]:
+    """The control's figures in the place of the model's."""
+    return {name: each | {"after": each["control"]} for name, each in audits.items()}
 
 
 def _entry(found: Sequence[dict[str, Any]]) -> str:
@@ -186,9 +255,10 @@ EXPERIMENTS = {
         title="does it hold: six attacks on what was forgotten",
         see="Wanted is held. In brackets, for each seed, how far the model is beyond its control (the retrained model; "
         "its own row: never-seen documents and chance) where it is furthest, in points or hundredths of an AUC. The "
-        "last row is a refusal in front of intact knowledge, and must be found out.",
+        "row planted is a refusal in front of intact knowledge, and must be found out.",
         cells=cells,
         shows=lambda name: name.startswith(PREFIX),
         table=table,
+        figures=figures,
     )
 }

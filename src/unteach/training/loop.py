@@ -173,7 +173,7 @@ def unlearn(
             log(row | {name: value for name, value in scores.items() if name not in row})
             move = search.look(at.step, scores, method.loops_every)
             if move.rule == "stop" and move.step == at.step:
-                move = search.confirmed(move, scores, confirm())
+                move = search.confirmed(move, confirm())
             if move.kind == "end":
                 return end(move, scores)
             if move.reason:

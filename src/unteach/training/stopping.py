@@ -6,7 +6,7 @@ import math
 import operator
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from unteach.errors import InputError
@@ -18,9 +18,7 @@ HARDER = 2.0
 PROGRESS = 0.02
 """A run comes nearer to its rule where its distance from it falls by this share."""
 MOST_DENIALS = 3
-"""So often a run goes on because other passages deny that its rule is met."""
-ELSEWHERE = "less than at first, so that other passages are there, too"
-"""Why a rule demands more than at first."""
+"""So often other passages may deny that a rule is met without coming nearer to it."""
 CAUTION = 0.7
 """The next evaluation comes after this share of the steps that the rule is expected to need."""
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
@@ -140,7 +138,8 @@ class Search:
         met: The first step at which the rule was met, by a model that loops; 0: none yet.
         best: The evaluated step nearest to the rule, and its distance.
         pull: What α is multiplied by, since step ``raised``.
-        demands: What metrics must reach since other passages denied, ``denials`` times, that the rule was met.
+        denied: Whether other passages have denied that the rule is met; ``least_excess`` is how far they were from it,
+            and ``denials`` how often they came no nearer.
     """
 
     def __init__(
@@ -160,8 +159,7 @@ class Search:
         self.unmet, self.interval, self.met = 0, every, 0
         self.best: tuple[int, float] = (0, math.inf)
         self.pull, self.raised = 1.0, 0
-        self.asked_first, self.demands = rule, dict[str, float]()
-        self.denials = 0
+        self.denied, self.least_excess, self.denials = False, math.inf, 0
         self._known = dict(before)
         self._progress: tuple[int, float, int] = (0, self.distance(before), 0)  # step, distance, evaluations since
         self._last: tuple[int, dict[str, float]] = (0, dict(before))
@@ -169,7 +167,7 @@ class Search:
     def state(self) -> dict[str, Any]:
         """Where the search is, as plain values for a checkpoint."""
         names = ["unmet", "interval", "met", "best", "_last", "_known", "pull", "raised", "_progress"]
-        names += ["demands", "denials"]
+        names += ["denied", "least_excess", "denials"]
         return {name.removeprefix("_"): getattr(self, name) for name in names}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -178,7 +176,8 @@ class Search:
         self.best, self._last, self._known = tuple(state["best"]), tuple(state["last"]), state["known"]
         self.pull, self.raised = state.get("pull", 1.0), state.get("raised", 0)  # older checkpoints have none
         self._progress = tuple(state.get("progress", self._progress))
-        self._demand(state.get("demands", {}), state.get("denials", 0))
+        self.denied, self.denials = state.get("denied", False), state.get("denials", 0)
+        self.least_excess = state.get("least_excess", math.inf)
 
     def distance(self, scores: Mapping[str, float]) -> float:
         """How far scores are from the rule; a metric that is not among them counts as it was last measured."""
@@ -200,7 +199,7 @@ class Search:
         rule, problem = self.rule, self._problem(scores["nll_general"])
         distance = self.distance(scores)
         if rule is not None and rule.crossed(scores):
-            if self.narrow and step > self.unmet + 1 and not self.met:
+            if self.narrow and step > self.unmet + 1 and not self.met and not self.denied:
                 return Move("go back", self.unmet)
             if distance > 0 and not self.met:  # one step too far, and the one before was not there yet
                 what = "one step goes" if self.narrow else "went"
@@ -229,38 +228,26 @@ class Search:
         self.unmet, self._last, self._known = step, (step, dict(scores)), self._known | dict(scores)
         return Move("go on", step, stuck)
 
-    def confirmed(self, end: Move, scores: Mapping[str, float], excess: Mapping[str, float]) -> Move:
+    def confirmed(self, end: Move, excess: Mapping[str, float]) -> Move:
         """What follows where the rule is met, and metrics have so much ``excess`` on passages that it does not look at.
 
-        A rule looks again and again and ends at the first model that meets it, so by chance too early. It then demands
-        that much less, but no less than half of what it did at first, and the run goes on: a few times, and only where
-        a metric cannot fall too far.
+        A rule looks again and again and ends at the first model that meets it, so by chance too early. The run then
+        goes on, as long as the excess falls, and only where a metric cannot fall too far.
         """
-        rule = self.asked_first
-        if rule is None or any(condition.limit is not None for condition in rule.conditions):
+        above = sum(excess.values())
+        if self.rule is None or any(condition.limit is not None for condition in self.rule.conditions):
             return end
-        if not excess or not self.narrow or self.denials >= MOST_DENIALS or end.step >= self.last:
+        if self.denied and not excess:
+            return Move(end.kind, end.step, f"{end.reason}; on other passages, too", end.rule)
+        if not excess or not self.narrow or end.step >= self.last:
             return end
-        least = {c.metric: c.value / 2 for c in rule.conditions}
-        demands = {name: max(scores[name] - more, least[name]) for name, more in excess.items()}
-        self._demand(demands, self.denials + 1)
+        self.denials = 0 if above < (1 - PROGRESS) * self.least_excess else self.denials + 1
+        self.denied, self.least_excess = True, min(above, self.least_excess)
+        if self.denials >= MOST_DENIALS:
+            return end
         self.unmet, self.interval, self.met = end.step, max(1, self.every // 2), 0
-        self._last, self._known = (end.step, dict(scores)), self._known | dict(scores)
-        self._progress = (end.step, self.distance(scores), 0)
-        above = ", ".join(f"{name} {more:.3g} above" for name, more in excess.items())
-        return Move("go on", end.step, f"step {end.step}: met, but other passages are not there ({above}): {self.rule}")
-
-    def _demand(self, values: Mapping[str, float], denials: int) -> None:
-        """Let the rule ask for these values of metrics."""
-        self.demands, self.denials = self.demands | dict(values), denials
-        if self.asked_first is not None and self.demands:
-            asked = (
-                replace(c, value=self.demands[c.metric], why=", ".join(filter(None, (c.why, ELSEWHERE))))
-                if c.metric in self.demands
-                else c
-                for c in self.asked_first.conditions
-            )
-            self.rule = replace(self.asked_first, conditions=tuple(asked))
+        found = ", ".join(f"{name} {more:.3g} above" for name, more in excess.items())
+        return Move("go on", end.step, f"step {end.step}: met, but on other passages {found} never-seen text: goes on")
 
     def finish(self, step: int, scores: Mapping[str, float]) -> Move:
         """End a run at a step, because somebody wants it to: with the model of that step, if it meets the rule, or

@@ -31,6 +31,7 @@ _RANGES: dict[str, Callable[[float], bool]] = {
     "at least 0 and below 1": lambda x: 0 <= x < 1,
     "at least 1": lambda x: x >= 1,
     "at least 2": lambda x: x >= 2,
+    "4, 8, 16 or 32": lambda x: x in (4, 8, 16, 32),
     "from 1 to 4096": lambda x: 1 <= x <= 4096,
 }
 
@@ -235,6 +236,14 @@ class ForgetConfig:
     the whole batch."""
     trainable: Literal["blocks", "all"] = "blocks"
     """blocks: all but embeddings, head and norms, as in the paper's runs."""
+    adapter: Literal["lora"] | None = None
+    """lora: train no weight of the model, but a low-rank adapter beside each linear layer of its blocks; of an
+    adapter's folder, that adapter. None: the weights themselves."""
+    rank: int | None = None
+    """Rank of a new adapter. None: 16."""
+    base_bits: int | None = None
+    """Bits in which the weights under adapters are kept: 32, 16, or 8 or 4 (rounded to nearest in groups of 64). None:
+    as in the model's files, 16 or 32."""
     method: Method = field(default_factory=Method)
     """The method, of the last phase if there are several."""
     phases: tuple[Method, ...] = ()
@@ -268,6 +277,8 @@ class ForgetConfig:
     """Also log every step there: tensorboard, wandb or trackio."""
     private: bool = False
     """Write no excerpt of a document: none in logs, evaluations, checkpoints, report and card."""
+    save: Literal["merged", "adapter"] = "merged"
+    """merged: a model like the one given. adapter: only the adapter, in a folder as PEFT writes and reads it."""
     save_dtype: Literal["auto", "source", "float32"] = "auto"
     """Dtype of the changed weights in the saved model: as in the source's files, or float32. auto: as in the source
     unless rounding would lose more than a hundredth of what was learnt."""
@@ -283,11 +294,12 @@ class ForgetConfig:
             "--resume", "--accept-changes", "--dry-run", "--push-to-hub",
         ),
         "the method": (
-            "method", "trainable", "stop", "batch", "general_batch", "keep_batch", "keep_weight", "expected_steps",
-            "evaluate_every",
+            "method", "trainable", "adapter", "rank", "save", "stop", "batch", "general_batch", "keep_batch",
+            "keep_weight", "expected_steps", "evaluate_every",
         ),
         "memory": (
-            "micro_batch", "max_tokens", "general_tokens", "checkpoint_activations", "precision", "compile", "threads",
+            "micro_batch", "max_tokens", "general_tokens", "checkpoint_activations", "base_bits", "precision",
+            "compile", "threads",
         ),
     }  # fmt: skip
 
@@ -305,10 +317,16 @@ class ForgetConfig:
                 wrong.append(f"phases[{number}].steps is missing: every phase but the last needs a length")
         counts = ("max_steps", "evaluate_every", "expected_steps", "probes", "checkpoint_every", "keep_checkpoints")
         batches = ("batch", "general_batch", "keep_batch", "micro_batch", "general_mib")
-        wrong += _outside(self, "", "at least 1", *batches, *counts)
+        wrong += _outside(self, "", "at least 1", *batches, *counts, "rank")
         wrong += _outside(self, "", "from 1 to 4096", "threads")
         wrong += _outside(self, "", "at least 2", "max_tokens", "general_tokens")
         wrong += _outside(self, "", "zero or positive", "seed")
+        wrong += _outside(self, "", "4, 8, 16 or 32", "base_bits")
+        for name, usual in (("rank", None), ("base_bits", None), ("save", "merged")):
+            if self.adapter is None and getattr(self, name) != usual:
+                wrong.append(f"{name} is {getattr(self, name)}: it is for adapters, give adapter lora, too")
+        if self.adapter and self.trainable != "blocks":
+            wrong.append(f"trainable is {self.trainable!r}: with an adapter nothing else is trained, leave it out")
         wrong += _outside(self.stop, "stop.", "positive", "utility_floor")
         wrong += _outside(self.stop, "stop.", "zero or positive", "plateau")
         for method in (*self.phases, self.method):

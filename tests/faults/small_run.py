@@ -39,7 +39,7 @@ def run(folder, out, *, resume=False, said=None, **more):
     return run_forget(settings(folder, out, **more), resume=resume, say=say, measurements=cheap, **options)
 
 
-def paused_run(folder, out, monkeypatch, after=2):
+def paused_run(folder, out, monkeypatch, after=2, **more):
     """A run that was asked to pause after some steps."""
     from contextlib import nullcontext
 
@@ -47,7 +47,7 @@ def paused_run(folder, out, monkeypatch, after=2):
     with monkeypatch.context() as patched:
         patched.setattr("unteach.job.run.catching_signals", lambda say: nullcontext(lambda: next(steps) >= after))
         try:
-            run(folder, out)
+            run(folder, out, **more)
         except Interrupted:
             return out
     raise AssertionError("it was not paused")

@@ -170,21 +170,6 @@ def test_folders_that_are_something_else(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_an_adapter_is_refused_with_the_command_that_merges_it(tmp_path: Path) -> None:
-    peft = pytest.importorskip("peft", reason="peft is not installed: adapters are not tried")
-    base = save_tiny(tmp_path / "base")
-    settings = peft.LoraConfig(target_modules=["q_proj"], task_type="CAUSAL_LM")
-    adapted = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(base), settings)
-    move({name: p for name, p in adapted.named_parameters() if "lora" in name}, 0.2)
-    adapted.save_pretrained(tmp_path / "lora")
-    (problem,) = problems_of(tmp_path / "lora")
-    assert f"it holds an adapter of '{base}', not a model; merge it (pip install peft) with: python" in problem
-    exec(re.search(r'python -c "(.*)"', problem)[1], {})  # type: ignore[index]
-    merged = load_model(re.search(r"and give '(.*)'$", problem)[1])[0]  # type: ignore[index]
-    torch.testing.assert_close(logits(merged), logits(adapted.eval()), rtol=1e-4, atol=1e-4)
-    assert (logits(merged) - logits(tiny_model("llama"))).abs().max() > 1e-2
-
-
 def test_models_that_are_not_causal_or_change_their_logits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
     bert = BertModel(BertConfig(vocab_size=304, **small))

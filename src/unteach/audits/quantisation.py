@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from unteach.audits import Attack, Reading
 from unteach.audits.texts import Case, answers, recital, unchanged
 from unteach.models import decoder_layers
+from unteach.models.quantised import GROUP, rounded
 
 FULL_PRECISION = 32
 
@@ -26,19 +26,10 @@ class Settings:
 
     bits: tuple[int, ...] = (FULL_PRECISION, 8, 4)
     """32: as they are."""
-    group: int = 64
+    group: int = GROUP
     """Weights of a row that share a scale."""
     probes: int = 200
     questions: int = 200
-
-
-def rounded(weights: Tensor, bits: int, group: int) -> Tensor:
-    """Weights [rows, columns] to the nearest of 2^bits − 1 equidistant values, a scale for each group of a row."""
-    rows, columns = weights.shape
-    padded = torch.nn.functional.pad(weights, (0, -columns % group)).reshape(rows, -1, group)
-    most = 2 ** (bits - 1) - 1
-    scale = padded.abs().amax(-1, keepdim=True).clamp(min=1e-12) / most
-    return ((padded / scale).round().clamp(-most, most) * scale).reshape(rows, -1)[:, :columns]
 
 
 def quantise(model: Any, bits: int, group: int) -> None:

@@ -26,7 +26,7 @@ from unteach.evaluation.inference import evaluating
 from unteach.evaluation.metrics import METRICS
 from unteach.evaluation.scores import SCHEMA, Scores, evaluate, write_json
 from unteach.models import find_folder, load_model
-from unteach.models.load import weight_files
+from unteach.models.load import weight_paths
 from unteach.models.threads import choose_threads
 from unteach.writing import file_sha256
 
@@ -266,13 +266,13 @@ def _as_metrics(content: Any) -> dict[str, Metric]:
 
 
 def hash_weights(folder: Path, sums: Mapping[str, str] | None = None) -> str:
-    """Hash of a model's weights files: equal for byte-equal files of the same names.
+    """Hash of a model's weights files, of an adapter with its base's: equal for byte-equal files of the same names.
 
     `sums` has the SHA-256 of the files, where they were read already.
     """
     digest = hashlib.sha256()
-    for file in weight_files(folder):
-        digest.update(file.encode() + b"\0" + bytes.fromhex(sums[file] if sums else file_sha256(folder / file)))
+    for name, file in weight_paths(folder).items():
+        digest.update(name.encode() + b"\0" + bytes.fromhex(sums[name] if sums else file_sha256(file)))
     return digest.hexdigest()
 
 

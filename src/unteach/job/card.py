@@ -23,6 +23,14 @@ folder = "."  # this folder, or its id on the hub
 model = AutoModelForCausalLM.from_pretrained(folder)
 tokenizer = AutoTokenizer.from_pretrained(folder)
 ```"""
+_LOADING_ADAPTER = """```python
+from peft import AutoPeftModelForCausalLM
+from transformers import AutoTokenizer
+
+folder = "."  # this folder, or its id on the hub; adapter_config.json names the model that the adapter belongs to
+model = AutoPeftModelForCausalLM.from_pretrained(folder)
+tokenizer = AutoTokenizer.from_pretrained(folder)
+```"""
 _LIMITS = (
     "The documents were unlearned, not proven absent: these weights descend from a model that was trained on them, and"
     " they are not those of a model retrained without them.",
@@ -58,9 +66,10 @@ def model_card(
     method = settings.get("method", {})
     parts = [str(method[part]) for part in ("optimizer", "loss", "divergence") if method.get(part)]
     named = in_words(parts) or ", ".join(parts)
-    front = "---\nlibrary_name: transformers\npipeline_tag: text-generation\n"
+    adapter, bits = settings.get("save") == "adapter", settings.get("base_bits")
+    front = f"---\nlibrary_name: {'peft' if adapter else 'transformers'}\npipeline_tag: text-generation\n"
     if re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", base_model) and not Path(base_model).exists():
-        front += f"base_model: {base_model}\nbase_model_relation: finetune\n"
+        front += f"base_model: {base_model}\nbase_model_relation: {'adapter' if adapter else 'finetune'}\n"
     name = re.split(r"[/\\:]", base_model.rstrip("/\\"))[-1] or base_model
     count = data.get("forget", {}).get("documents")
     documents = "chosen documents" if count is None else "1 document" if count == 1 else f"{count:,} documents"
@@ -76,11 +85,14 @@ def model_card(
         f"This model was made from `{base_model}` with unteach{f' ({named})' if named else ''}. The aim was"
         " that it no longer recites or knows chosen documents and otherwise stays as it was; the scores show how far"
         " that was reached.",
-        _LOADING,
+        _LOADING_ADAPTER if adapter else _LOADING,
     ]
     if verdict:  # a line for each of the four questions, and for the parts of the last
         answers = [f"{'  ' if line.startswith(' ') else ''}- {line.strip()}" for line in lines(verdict)]
         sections.append("## Verdict\n\n" + "\n".join(answers))
+    if adapter and bits in (4, 8):
+        rounded = f"The scores are those of the adapter on a base rounded to {bits} bits: on the base as it is, measure"
+        notes = [f"{rounded} again (`unteach evaluate`).", *notes]
     sections += [
         "## Scores\n\n" + _score_table(scores),
         "## Data\n\n" + (markdown_table(("source", "counts"), sources) if sources else "–"),

@@ -16,13 +16,16 @@ from unteach.corpora.own import question_problems
 from unteach.data import EMBEDDED_GENERAL, Documents, overlap, read_documents
 from unteach.errors import InputError
 from unteach.evaluation.command import hash_weights
-from unteach.models import load_model, load_tokenizer, trainable_parameters
+from unteach.models import decoder_layers, load_model, load_tokenizer, trainable_parameters
+from unteach.models.adapters import RANK, adapted_layers, adapter_parameters, add_adapters, keep_base_in, without_peft
 from unteach.models.distributed import has_shards, in_turns, is_first_rank, mesh_of, ranks, shard
-from unteach.models.load import COPIED, find_folder
+from unteach.models.load import COPIED, find_folder, half_of
 from unteach.models.precision import HALF, resolved_precision
 from unteach.writing import file_sha256
 
-__all__ = ["Inputs", "as_documents", "choice", "prepared", "read_inputs", "read_texts", "without_overlap"]
+__all__ = [
+    "Inputs", "as_documents", "choice", "given_inputs", "prepared", "read_inputs", "read_texts", "without_overlap",
+]  # fmt: skip
 
 MOST_NOTES = 20
 """So many lines on how texts were read are shown."""
@@ -59,10 +62,8 @@ class Inputs:
 
     def __post_init__(self) -> None:
         for option in ("model", "reference", "base"):
-            model = getattr(self, option)
-            if getattr(model, "peft_config", None):
-                merge = "merge and save them, then load FOLDER: model.merge_and_unload().save_pretrained(FOLDER)"
-                raise InputError(f"{option} is a {type(model).__name__}: adapters are not supported; {merge}")
+            model = without_peft(getattr(self, option), option)
+            object.__setattr__(self, option, model)
             if getattr(model, "is_quantized", False):
                 raise InputError(f"{option} has quantised weights, which cannot be trained: load it in float32")
 
@@ -103,7 +104,7 @@ def _unreadable(why: str) -> bool:
 def read_inputs(config: ForgetConfig) -> Inputs:
     """Load every model and read every text that a config names; an ``InputError`` has all problems of the texts."""
     texts = read_texts(config)
-    model, tokenizer = _load(config.model, config)
+    model, tokenizer = _load(config.model, config, adapted=config.adapter is not None)
     reference = _load(config.reference, config)[0] if config.reference else None
     base = load_model(config.base, device=config.resolved_device())[0] if config.base else None
     named = {"model": config.model, "reference": config.reference, "base": config.base}
@@ -111,6 +112,40 @@ def read_inputs(config: ForgetConfig) -> Inputs:
     for option, name in named.items() if is_first_rank() else ():
         hashes |= _hashes(option, find_folder(name)) if name else {}
     return Inputs(model, tokenizer, **texts, reference=reference, base=base, hashes=hashes)
+
+
+def given_inputs(
+    model: Any, tokenizer: Any, config: ForgetConfig, texts: Mapping[str, Any], **others: Any
+) -> tuple[Inputs, ForgetConfig]:
+    """The same of models and texts in memory, by the names of ``Inputs``; the config then says what they are.
+
+    A model that PEFT has adapted is trained in its adapter; another one gets an adapter where the config wants one.
+    """
+    model.eval()  # dropout would set student and teacher apart
+    named = {name: getattr(config, name) or name for name in ("keep", "base")}
+    known: Any = {name: None if {**texts, **others}[name] is None else named[name] for name in named}
+    source = config.model or str(getattr(model, "name_or_path", "") or "model")
+    given: dict[str, Any] = {name: as_documents(each, name) for name, each in texts.items() if each is not None}
+    given.setdefault("general", read_documents(EMBEDDED_GENERAL))
+    inputs = Inputs(model, tokenizer, **given, **others)
+    adapter = "lora" if adapted_layers(inputs.model) else config.adapter
+    config = dataclasses.replace(config, model=source, adapter=adapter, **known)
+    if adapter:
+        _adapt(inputs.model, config, None)
+    return inputs, config
+
+
+def _adapt(model: Any, config: ForgetConfig, half: torch.dtype | None) -> None:
+    """Give a model the adapters that a config wants, unless it has some, and keep what lies under them as it says;
+    ``half`` is what the model's files are in."""
+    if not (layers := adapted_layers(model)):
+        add_adapters(model, decoder_layers(model), config.rank or RANK, config.seed)
+    elif config.rank and {len(layer.a) for layer in layers.values()} != {config.rank}:
+        ranks_there = ", ".join(map(str, sorted({len(layer.a) for layer in layers.values()})))
+        raise InputError(f"rank is {config.rank}: the adapter of the model has rank {ranks_there}, leave it out")
+    if hasattr(model, "peft_config") and config.base_bits:
+        raise InputError(f"base_bits is {config.base_bits}: PEFT's models keep their weights as they are, leave it out")
+    keep_base_in(model, config.base_bits, half, config.resolved_device() if ranks() == 1 else None)
 
 
 def _hashes(option: str, folder: Path) -> dict[str, str]:
@@ -128,13 +163,17 @@ def as_documents(texts: Sequence[str] | Documents, name: str) -> Documents:
 
 def prepared(model: Any, config: ForgetConfig) -> dict[str, torch.nn.Parameter]:
     """Choose the trainable weights, freeze the others, and on several ranks divide all between them."""
+
+    def chosen() -> dict[str, torch.nn.Parameter]:
+        return adapter_parameters(model) if adapted_layers(model) else trainable_parameters(model, config.trainable)
+
     if ranks() > 1 and not has_shards(model):
-        trainable_parameters(model, config.trainable)
+        chosen()
         device = config.resolved_device()
         passes = {resolved_precision(name, device) for name in dataclasses.astuple(config.precision)}
         alike = len(passes) == 1 and config.trainable == "blocks"  # norms, kept exact, stay frozen
         shard(model, device.type, HALF.get(passes.pop()) if alike else None)
-    return trainable_parameters(model, config.trainable)
+    return chosen()
 
 
 def without_overlap(keep: Documents, documents: Documents) -> tuple[str, Documents]:
@@ -167,15 +206,26 @@ def choice(config: ForgetConfig, inputs: Inputs, *, parity: bool) -> str:
     return line + (f"; give {'; and '.join(missing)}" if missing else "")
 
 
-def _load(name: str, config: ForgetConfig) -> tuple[Any, Any]:
-    """Load a model and its tokenizer; for several ranks in turns, so that main memory holds one whole model at once."""
+def _load(name: str, config: ForgetConfig, *, adapted: bool = False) -> tuple[Any, Any]:
+    """Load a model and its tokenizer; for several ranks in turns, so that main memory holds one whole model at once.
+
+    With adapters it is loaded in main memory, so that the device holds what lies under them only as it is kept.
+    """
     device = config.resolved_device()
+
+    def load(place: torch.device | str) -> tuple[Any, Any]:
+        if not adapted:
+            return load_model(name, device=place)
+        model, tokenizer = load_model(name, device="cpu", merged=False)
+        _adapt(model, config, half_of(find_folder(name)))
+        return model.to(place), tokenizer
+
     if ranks() == 1:
-        return load_model(name, device=device)
+        return load(device)
     mesh_of(device.type)
 
     def load_and_shard() -> tuple[Any, Any]:
-        model, tokenizer = load_model(name, device="cpu")
+        model, tokenizer = load("cpu")
         prepared(model, config)
         return model, tokenizer
 

@@ -15,13 +15,13 @@ import torch
 
 from unteach.config import ForgetConfig
 from unteach.corpora import Benchmark
-from unteach.data import EMBEDDED_GENERAL, Documents, ForgetBatches, GeneralText, read_documents, tokenise
+from unteach.data import Documents, ForgetBatches, GeneralText, tokenise
 from unteach.errors import InputError, printable
 from unteach.evaluation import evaluate
 from unteach.evaluation.scores import Scores
 from unteach.evaluation.verdict import Finding, contradicting, excess, judge, stop_scores, unanswered
 from unteach.job.card import model_card
-from unteach.job.inputs import Inputs, as_documents, choice, prepared, read_inputs, without_overlap
+from unteach.job.inputs import Inputs, choice, given_inputs, prepared, read_inputs, without_overlap
 from unteach.job.probes import CHEAP, STOP, in_a_line, run_probes, saw_the_documents, search_for, stop_rule
 from unteach.job.receipts.receipt import issue
 from unteach.job.run_folder import (
@@ -37,7 +37,8 @@ from unteach.job.run_folder import (
 )
 from unteach.job.same_run import accepted_changes, begun, going_on_with
 from unteach.models import context_length
-from unteach.models.distributed import from_first_rank, is_first_rank, join, ranks
+from unteach.models.adapters import merge
+from unteach.models.distributed import from_first_rank, has_shards, is_first_rank, join, ranks
 from unteach.models.save import save_result
 from unteach.models.threads import with_threads
 from unteach.training.calibrate import calibrated, is_complete, measure, noise_warning
@@ -116,7 +117,8 @@ def forget(
     same arguments, and ``model`` and ``reference`` are sharded.
 
     Args:
-        model: A Hugging Face causal language model in float32; it is changed.
+        model: A Hugging Face causal language model in float32; it is changed. Of one that PEFT adapted (LoRA), the
+            adapter's weights are.
         general_text: Texts like what the model should keep; None: the embedded public-domain text.
         config: Settings; None: the defaults. Its ``model`` names where the weights came from. With ``out``, a run
             folder is written, whose saved model is a copy of that source with the changed weights.
@@ -125,23 +127,13 @@ def forget(
         reference: A model that never saw the documents: the run stops when they are recited no better than by it.
         base: A model with the same tokenizer that never saw the documents, for losses that compare with it.
     """
-    config = config or ForgetConfig()
-    source = config.model or str(getattr(model, "name_or_path", "") or "model")
-    named_keep = None if keep is None else config.keep or "keep"
-    named_base = None if base is None else config.base or "base"
-    config = dataclasses.replace(config, model=source, keep=named_keep, base=named_base)
-    model.eval()  # dropout would set student and teacher apart
-    inputs = Inputs(
-        model,
-        tokenizer,
-        as_documents(documents, "documents"),
-        read_documents(EMBEDDED_GENERAL) if general_text is None else as_documents(general_text, "general"),
-        keep=None if keep is None else as_documents(keep, "keep"),
-        holdout=None if holdout is None else as_documents(holdout, "holdout"),
-        reference=reference,
-        base=base,
-    )
-    return ForgetJob(inputs, config, Path(config.out) if config.out else None).run()
+    texts = {"documents": documents, "general": general_text, "keep": keep, "holdout": holdout}
+    others = {"reference": reference, "base": base}
+    inputs, config = given_inputs(model, tokenizer, config or ForgetConfig(), texts, **others)
+    result = ForgetJob(inputs, config, Path(config.out) if config.out else None).run()
+    if not has_shards(inputs.model):
+        merge(model)  # what was added goes into the weights; PEFT's adapters stay
+    return dataclasses.replace(result, model=model)
 
 
 class ForgetJob:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from torch import nn
 
 from unteach.errors import InputError, first_line
 from unteach.method.vocab_head import Head
+from unteach.models import adapters, conversions
 
 Trainable = Literal["blocks", "all"]
 UNLIMITED = 2**20
@@ -34,6 +36,8 @@ _SIZES = {
 }
 """Names of sizes in a configuration, and more than any model has of them."""
 COPIED = (".json", ".txt", ".model", ".jinja", ".tiktoken")
+MERGED = "_merged_weights"
+"""Attribute of a model that names the weights an adapter's folder has changed."""
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?(@[\w./-]+)?")
 
 
@@ -73,7 +77,7 @@ def find_folder(name: str, option: str = "model") -> Path:
         wrong = getattr(error, "strerror", None) or error
         raise InputError(f"{shown}: {wrong}: name a model folder, a Hugging Face id, or micro:target") from None
     if path.suffix.lower() == ".gguf" and path.is_file():
-        raise InputError(f"{shown}: {_gguf(path)}")
+        raise InputError(f"{shown}: {conversions.gguf(path)}")
     if path.exists():
         raise InputError(f"{shown}: a file, must be a folder with config.json and {WEIGHTS}")
     if (path.parent != Path() and path.parent.is_dir()) or not _HUB_NAME.fullmatch(name):
@@ -91,7 +95,8 @@ def _download(name: str) -> Path:
     from huggingface_hub import snapshot_download
 
     identifier, _, revision = name.partition("@")
-    wanted = [INDEX, "model*.safetensors", *(f"*{ending}" for ending in COPIED), "LICEN*", "NOTICE*", "USE_POLICY*"]
+    weights = [INDEX, "model*.safetensors", adapters.WEIGHTS]
+    wanted = [*weights, *(f"*{ending}" for ending in COPIED), "LICEN*", "NOTICE*", "USE_POLICY*"]
     return Path(snapshot_download(identifier, revision=revision or None, allow_patterns=wanted, ignore_patterns="*/*"))
 
 
@@ -106,13 +111,22 @@ def check_folder(folder: Path, option: str = "model") -> list[str]:
     names = {entry.name for entry in folder.iterdir()}
     weights = WEIGHTS in names or INDEX in names
     packed = sorted(name for name in names if name.lower().endswith(".gguf"))
-    if "adapter_config.json" in names or (packed and not weights):  # nothing else matters then
-        other = _adapter(folder) if "adapter_config.json" in names else _gguf(folder / packed[0])
-        return [f"{option} is '{folder}': {other}"]
+    if adapters.is_adapter(folder):
+        try:
+            adapters.read_adapter(folder)
+            base = whole_folder(folder, option)
+            again = ["its base is an adapter, too: merge that first"] if adapters.is_adapter(base) else []
+            return [f"{option} is '{folder}': {problem}" for problem in again] or check_folder(base, f"{option}'s base")
+        except ValueError as error:
+            wrong = error.problems if isinstance(error, InputError) else [_unusable(folder, error)]
+            return [f"{option} is '{folder}': {problem}" for problem in wrong]
+    if packed and not weights:  # nothing else matters then
+        return [f"{option} is '{folder}': {conversions.gguf(folder / packed[0])}"]
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         if "quantization_config" in config:
-            problems.append(_quantised(folder, config["quantization_config"].get("quant_method", "method not named")))
+            how = config["quantization_config"].get("quant_method", "method not named")
+            problems.append(conversions.quantised(folder, how))
         problems += _impossible(config)
     except FileNotFoundError:
         problems.append("config.json is missing")
@@ -152,44 +166,9 @@ def _impossible(config: Any) -> list[str]:
     return problems
 
 
-def _made_by(kind: str, model: str, tokenizer: str, out: str, how: str = "") -> str:
-    """The command that makes a folder ``out`` which can be loaded; kind, model, tokenizer and how are Python."""
-    return (
-        f'python -c "from {kind} as M; from transformers import AutoTokenizer as T; M.from_pretrained({model}'
-        f".save_pretrained('{out}'{how}); T.from_pretrained({tokenizer}).save_pretrained('{out}')\""
-    )
-
-
-def _gguf(file: Path) -> str:
-    """What to do with a GGUF file."""
-    out, given = f"{file.with_suffix('')}-model", f"'{file.parent}', gguf_file='{file.name}'"
-    kind = "transformers import GgufConfig as C, AutoModelForCausalLM"
-    command = _made_by(kind, f"{given}, quantization_config=C(dequantize=True), dtype='float32')", given, out)
-    return f"{file.name} is a GGUF file; convert it (pip install gguf accelerate) with: {command} and give '{out}'"
-
-
-def _adapter(folder: Path) -> str:
-    """What to do with an adapter's folder."""
-    try:
-        named = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))["base_model_name_or_path"]
-    except (ValueError, KeyError, TypeError):
-        named = None
-    out, tokenizer = f"{folder}-merged", folder if has_tokenizer(folder) else named or "BASE"
-    merged = f"'{folder}').merge_and_unload()"
-    command = _made_by("peft import AutoPeftModelForCausalLM", merged, f"'{tokenizer}'", out)
-    of = f" of {named!r}" if named else ""
-    return f"it holds an adapter{of}, not a model; merge it (pip install peft) with: {command} and give '{out}'"
-
-
-def _quantised(folder: Path, method: str) -> str:
-    """What to do with a quantised model."""
-    wrong = f"its weights are quantised ({method}), and cannot be trained: give the model it was made from"
-    if method != "bitsandbytes":  # the one whose rounding Transformers takes back for every model
-        return wrong
-    out = f"{folder}-dequantised"
-    plain = "transformers import AutoModelForCausalLM", f"'{folder}').dequantize()", f"'{folder}'", out
-    command = _made_by(*plain, ", save_original_format=False")  # which would be the quantised one
-    return f"{wrong}, or make '{out}' (pip install bitsandbytes) with: {command}"
+def _unusable(folder: Path, error: ValueError) -> str:
+    """What to do with an adapter's folder that cannot be used, and why."""
+    return conversions.adapter(folder, str(error), str(folder) if has_tokenizer(folder) else "BASE")
 
 
 def _wrong_with(file: Path) -> str:
@@ -216,6 +195,26 @@ def weight_files(folder: Path) -> list[str]:
     return sorted(files)
 
 
+def whole_folder(folder: Path, option: str = "model") -> Path:
+    """The folder itself or, of an adapter, that of the model that it changes; for errors as in `find_folder`."""
+    if not adapters.is_adapter(folder):
+        return folder
+    stored = adapters.read_adapter(folder)
+    for near in (Path(stored.base).expanduser(), folder / stored.base):
+        if near.is_dir():
+            return near
+    revision = stored.config.get("revision")
+    return find_folder(f"{stored.base}@{revision}" if revision else stored.base, f"{option}'s base")
+
+
+def weight_paths(folder: Path) -> dict[str, Path]:
+    """All files that a model's weights are in, by name; of an adapter, its base's too, as `base/NAME`."""
+    if not adapters.is_adapter(folder):
+        return {file: folder / file for file in weight_files(folder)}
+    base = {f"base/{file}": path for file, path in weight_paths(whole_folder(folder)).items()}
+    return {adapters.WEIGHTS: folder / adapters.WEIGHTS} | base
+
+
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     """All tensors of a sound model folder by name, read from the headers of its weights files."""
     found = {}
@@ -227,13 +226,23 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     return found
 
 
+def half_of(folder: Path) -> torch.dtype | None:
+    """The half precision that most of a model's weights are stored in; None: they are in another type."""
+    sizes = {"BF16": 0, "F16": 0, "other": 0}
+    for tensor in stored_tensors(whole_folder(folder)).values():
+        sizes[tensor.dtype if tensor.dtype in sizes else "other"] += math.prod(tensor.shape)
+    return {"BF16": torch.bfloat16, "F16": torch.float16}.get(max(sizes, key=lambda kind: sizes[kind]))
+
+
 def load_model(
-    name: str, *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu", option: str = "model"
-) -> tuple[Any, Any]:
+    name: str, *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu", option: str = "model",
+    merged: bool = True,
+) -> tuple[Any, Any]:  # fmt: skip
     """Load a model, in evaluation mode (no dropout), and its tokenizer. Only safetensors are read, no code is run.
 
-    The name and `option` are as for `find_folder`; all parameters are of type `dtype`, whatever the files have. An
-    `InputError` names every problem found.
+    The name and `option` are as for `find_folder`; all parameters are of type `dtype`, whatever the files have. Where
+    it is an adapter's folder, the base is loaded and the adapter `merged` into it, or put beside it. An `InputError`
+    names every problem found.
     """
     from transformers import AutoModelForCausalLM
 
@@ -243,9 +252,8 @@ def load_model(
     tokenizer = load_tokenizer(name, option=option)
     try:
         with _quiet_loading():
-            model, found = AutoModelForCausalLM.from_pretrained(
-                folder, dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True
-            )
+            how = {"dtype": dtype, "use_safetensors": True, "trust_remote_code": False, "output_loading_info": True}
+            model, found = AutoModelForCausalLM.from_pretrained(whole_folder(folder, option), **how)
     except torch.OutOfMemoryError:
         raise
     except (
@@ -259,6 +267,12 @@ def load_model(
             " must be a complete causal language model"
         )
     _check_values(model, shown)
+    if adapters.is_adapter(folder):
+        try:
+            adapters.read_adapter(folder).add_to(model)
+        except ValueError as error:
+            raise InputError(f"{shown}: {_unusable(folder, error)}") from None
+        model.__dict__[MERGED] = adapters.merge(model) if merged else []
     _check_tokenizer(model, tokenizer, shown)
     model.to(device).eval()
     _check_head(model, shown)
@@ -270,6 +284,7 @@ def load_tokenizer(name: str, *, option: str = "model") -> Any:
     from transformers import AutoTokenizer
 
     folder, shown = find_folder(name, option), f"{option} is {name!r}"
+    folder = folder if has_tokenizer(folder) else whole_folder(folder, option)
     if not has_tokenizer(folder):
         raise InputError(f"{shown}: it has no tokenizer (tokenizer.json or tokenizer.model)")
     try:
@@ -371,7 +386,7 @@ def read_context_length(name: str) -> int:
     """The same for a model by its name or folder; no weights are loaded."""
     from transformers import AutoConfig
 
-    return context_length(AutoConfig.from_pretrained(find_folder(name), trust_remote_code=False))
+    return context_length(AutoConfig.from_pretrained(whole_folder(find_folder(name)), trust_remote_code=False))
 
 
 def trainable_parameters(model: Any, trainable: Trainable) -> dict[str, nn.Parameter]:

@@ -11,7 +11,8 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,21 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from unteach.config import ForgetConfig
+from unteach.models.adapters import adapted_layers, is_adapter, merged_weights, read_adapter, write_adapter
 from unteach.models.distributed import full_tensor, is_first_rank, ranks, wait_for_all
-from unteach.models.load import COPIED, INDEX, WEIGHTS, find_folder, has_tokenizer, stored_tensors, weight_files
+from unteach.models.load import (
+    COPIED,
+    INDEX,
+    MERGED,
+    WEIGHTS,
+    find_folder,
+    has_tokenizer,
+    stored_tensors,
+    weight_files,
+    whole_folder,
+)
 
-__all__ = ["Rounding", "rounding_loss", "save_model", "save_result"]
+__all__ = ["Rounding", "rounding_loss", "save_adapter", "save_model", "save_result"]
 
 LARGEST_ROUNDING = 0.01
 """Share of the displacement that rounding to the source's dtype may lose before float32 is saved instead."""
@@ -93,7 +105,7 @@ def _norm(tensor: Tensor) -> float:
 
 def rounding_loss(model: Any, source: str, *, changed: Changed, save_dtype: torch.dtype | None = None) -> Rounding:
     """What `save_model` with the same arguments would lose by rounding, without writing anything."""
-    return _write_weights(model, find_folder(source), None, changed, save_dtype)
+    return _write_weights(model, whole_folder(find_folder(source)), None, changed, save_dtype)
 
 
 def save_model(
@@ -119,25 +131,46 @@ def save_model(
             configuration then says float32, so that loading does not round either.
     """
     folder = find_folder(source)
-    if out.exists() and out.resolve() == folder.resolve():
-        raise ValueError(f"out is '{out}', the folder of the source model: it must be another one")
-    if out.exists() and any(out.iterdir()) and not (out / "config.json").is_file():
-        raise ValueError(f"out is '{out}', which exists and holds something else than a model: choose another folder")
-    partial = out.with_name(f".{out.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    try:
-        rounding = _write_weights(model, folder, partial, changed, save_dtype)
-        for entry in folder.iterdir():  # configuration, tokenizer and licence files
-            wanted = entry.suffix in COPIED or entry.stem.lower().startswith(_LICENCES)
-            foreign = entry.name.endswith(".index.json") and (entry.name != INDEX or (folder / WEIGHTS).is_file())
-            if entry.is_file() and wanted and not foreign and entry.name not in ("adapter_config.json", "receipt.json"):
-                shutil.copyfile(entry, partial / entry.name)
+    with _new_folder(out, folder) as partial:
+        rounding = _write_weights(model, whole_folder(folder), partial, changed, save_dtype)
+        for given in dict.fromkeys((whole_folder(folder), folder)):  # an adapter's folder may have a tokenizer, too
+            _copy_others(given, partial)
         if save_dtype is not None:
             _name_dtype(partial, save_dtype)
         if not has_tokenizer(partial):
             tokenizer.save_pretrained(partial)
         (partial / "README.md").write_text(card, encoding="utf-8")
+    return rounding
+
+
+def save_adapter(model: Any, tokenizer: Any, source: str, out: Path, *, weights: dict[str, Tensor], card: str) -> None:
+    """Write the folder of a model's adapter, as PEFT does, with its tokenizer and card; other arguments as above."""
+    folder = find_folder(source)
+    for name, value in weights.items():
+        if not bool(torch.isfinite(value).all()):
+            raise ValueError(f"{name} has values that are not finite: this adapter is broken and is not saved")
+    if is_adapter(folder):
+        base = read_adapter(folder).base
+    else:  # a hub id, or a folder that PEFT can load wherever it is called
+        base = source if not Path(source).expanduser().is_dir() and ":" not in source else str(folder.resolve())
+    with _new_folder(out, folder) as partial:
+        write_adapter(partial, model, weights, base)
+        tokenizer.save_pretrained(partial)
+        (partial / "README.md").write_text(card, encoding="utf-8")
+
+
+@contextmanager
+def _new_folder(out: Path, source: Path) -> Iterator[Path]:
+    """A folder to fill in the block; it becomes ``out`` at once, when it is complete, and replaces an older model."""
+    if out.exists() and out.resolve() == source.resolve():
+        raise ValueError(f"out is '{out}', the folder of the source model: it must be another one")
+    if out.exists() and any(out.iterdir()) and not ((out / "config.json").is_file() or is_adapter(out)):
+        raise ValueError(f"out is '{out}', which exists and holds something else than a model: choose another folder")
+    partial = out.with_name(f".{out.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        yield partial
         for entry in [*partial.iterdir(), partial]:  # everything is on the disk before the folder has its name
             descriptor = os.open(entry, os.O_RDONLY)
             os.fsync(descriptor)
@@ -151,27 +184,47 @@ def save_model(
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
-    return rounding
+
+
+def _copy_others(folder: Path, partial: Path) -> None:
+    """Copy configuration, tokenizer and licence files."""
+    for entry in folder.iterdir():
+        wanted = entry.suffix in COPIED or entry.stem.lower().startswith(_LICENCES)
+        foreign = entry.name.endswith(".index.json") and (entry.name != INDEX or (folder / WEIGHTS).is_file())
+        if entry.is_file() and wanted and not foreign and entry.name not in ("adapter_config.json", "receipt.json"):
+            shutil.copyfile(entry, partial / entry.name)
 
 
 def save_result(
     model: Any, parameters: Mapping[str, Any], tokenizer: Any, config: ForgetConfig, out: Path, card: str
 ) -> str:
-    """Save the model; the first rank writes what all gather. Returns a line for people."""
-    changed: dict[str, Any] = dict(parameters)
-    if ranks() > 1:
-        for name, value in parameters.items():
-            whole = full_tensor(value.detach())
-            changed[name] = whole.to("cpu") if is_first_rank() else None
+    """Save the model, or its adapter; the first rank writes what all gather. Returns a line for people."""
+
+    adapted = adapted_layers(model)
+
+    def gathered(values: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+        """Whole tensors, on the first rank; each is gathered, or made, and moved before the next."""
+        moved = ranks() > 1 or adapted
+        whole = ((name, full_tensor(value.detach())) for name, value in values)
+        return {name: (value.to("cpu") if moved else value) if is_first_rank() else None for name, value in whole}
+
     line = ""
-    if is_first_rank():
-        exact = config.save_dtype == "float32" or (
-            config.save_dtype == "auto"
-            and rounding_loss(model, config.model, changed=changed).relative > LARGEST_ROUNDING
-        )
-        dtype = torch.float32 if exact else None
-        rounding = save_model(model, tokenizer, config.model, out, changed=changed, card=card, save_dtype=dtype)
-        line = f"model saved to {out}; {rounding.summary()}"
+    if config.save == "adapter":
+        weights = gathered(parameters.items())
+        if is_first_rank():
+            save_adapter(model, tokenizer, config.model, out, weights=weights, card=card)
+            line = f"adapter saved to {out}: {len(weights)} tensors"
+    else:
+        changed = gathered((name, model.get_parameter(name)) for name in getattr(model, MERGED, ()))
+        changed |= gathered(merged_weights(model, full_tensor) if adapted else parameters.items())
+        if is_first_rank():
+            exact = config.save_dtype == "float32" or (
+                config.save_dtype == "auto"
+                and rounding_loss(model, config.model, changed=changed).relative > LARGEST_ROUNDING
+            )
+            dtype = torch.float32 if exact else None
+            rounding = save_model(model, tokenizer, config.model, out, changed=changed, card=card, save_dtype=dtype)
+            line = f"model saved to {out}; {rounding.summary()}"
     wait_for_all()
     return line
 
@@ -207,6 +260,7 @@ def _stored_values(model: Any, changed: Changed, stored: Mapping[str, tuple[int,
     from transformers.core_model_loading import revert_weight_conversion
 
     parameters = {_WRAPPERS.sub("", name): value for name, value in model.named_parameters(remove_duplicate=False)}
+    parameters |= {f"{name}.weight": layer.a for name, layer in adapted_layers(model).items()}  # not under its own name
     state = {}
     for given in changed:
         name = _WRAPPERS.sub("", given)

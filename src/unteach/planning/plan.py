@@ -7,7 +7,6 @@ tensors without data (``rehearsal.py``). ``docs/scaling.md`` compares the result
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 import os
 import shutil
@@ -21,7 +20,7 @@ from unteach.config import ForgetConfig, Method
 from unteach.errors import InputError
 from unteach.method.losses import LOSSES
 from unteach.method.mean_teacher import BUCKET_ELEMENTS
-from unteach.models.load import check_folder, find_folder, stored_tensors
+from unteach.models.load import check_folder, find_folder, stored_tensors, whole_folder
 from unteach.models.precision import resolved_precision
 from unteach.planning.rehearsal import FLOAT, Rehearsal
 
@@ -140,7 +139,7 @@ def plan(config: ForgetConfig, ranks: int | None = None) -> Plan:
     if available is not None and device.type == "cpu":
         available //= min(ranks, int(os.environ.get("LOCAL_WORLD_SIZE", ranks)))
     run = _Run(config, device, ranks, available)
-    student, memory = run.student(config.trainable), run.memory(config)
+    student, memory = run.student(config), run.memory(config)
     forget_length, general_length = config.lengths(student.context)
     to_load = max(memory.checkpoint, *(FLOAT * model.parameters for model in (student, *run.others.values())))
     return Plan(
@@ -152,7 +151,7 @@ def plan(config: ForgetConfig, ranks: int | None = None) -> Plan:
         available=available,
         host_needed=0 if device.type == "cpu" else to_load,
         host_available=free_host_memory(),
-        disk_needed=_disk(config, run.folders["model"], student.trainable, memory.checkpoint),
+        disk_needed=_disk(config, run.folders["model"], student, memory.checkpoint),
         disk_available=free_disk(config.out),
         out=config.out or ".",
         steps=config.max_steps,
@@ -181,7 +180,15 @@ class _Run:
             raise InputError(problems)
         others = [option for option in self.folders if option != "model"]
         self.others = {option: Rehearsal(self.folders[option], None, option, device.type) for option in others}
-        self.student = functools.cache(lambda trainable: Rehearsal(self.folders["model"], trainable, kind=device.type))
+        self._students = dict[Any, Rehearsal]()
+
+    def student(self, config: ForgetConfig) -> Rehearsal:
+        """The model that is trained, as a config wants it."""
+        adapted = (config.rank, config.base_bits) if config.adapter else None
+        if (config.trainable, adapted) not in self._students:
+            made = Rehearsal(self.folders["model"], config.trainable, kind=self.device.type, adapted=adapted)
+            self._students[config.trainable, adapted] = made
+        return self._students[config.trainable, adapted]
 
     def memory(self, config: ForgetConfig) -> Memory:
         """Of the phase that needs most."""
@@ -189,7 +196,7 @@ class _Run:
         return max(each, key=lambda memory: memory.needed)
 
     def _memory_of(self, config: ForgetConfig, method: Method) -> Memory:
-        student, ranks, adamw = self.student(config.trainable), self.ranks, method.optimizer == "adamw"
+        student, ranks, adamw = self.student(config), self.ranks, method.optimizer == "adamw"
         on_cpu, on_gpu = self.device.type == "cpu", self.device.type == "cuda"
         forget_length, general_length = config.lengths(student.context)
         batch, general_batch = (-(-rows // ranks) for rows in (config.batch, config.general_batch))
@@ -213,7 +220,8 @@ class _Run:
         stepping = exchange = min(trained, FLOAT * (BUCKET_ELEMENTS + largest))
         if adamw:  # on a GPU in one kernel, in place
             stepping = 0 if on_gpu else 2 * FLOAT * largest
-        standing = {"weights": FLOAT * student.parameters // ranks}
+        standing = {"weights": FLOAT * (student.floats - student.trainable * bool(config.adapter)) // ranks}
+        standing |= {"adapters": trained, "weights in few bits": student.kept} if config.adapter else {}
         for option, other in self.others.items():
             standing[f"{option} model's weights"] = FLOAT * other.parameters // (1 if option == "base" else ranks)
         standing |= {"teacher": trained, "momentum": 2 * trained if adamw else trained}
@@ -246,19 +254,24 @@ class _Run:
             moments["on going back to a checkpoint"] = trained if adamw else 2 * trained  # the saved state, twice
         if on_cpu and ranks > 1:
             moments["while the model is loaded"] = FLOAT * student.parameters
+        if on_cpu and config.adapter:
+            moments["while the model is loaded"] = FLOAT * student.parameters if student.kept or ranks > 1 else 0
+            moments["while the model is saved"] = FLOAT * student.changed if config.save == "merged" else 0
         allowed = {moment: fixed + round(share * size) for moment, size in moments.items()}
         totals = {moment: stands + size + allowed[moment] for moment, size in moments.items()}
         parts = standing | passing | {"allowance": allowed[max(totals, key=lambda moment: totals[moment])]}
         return Memory(parts, totals, checkpoint=(4 if adamw else 3) * FLOAT * student.trainable)
 
 
-def _disk(config: ForgetConfig, folder: Path, trainable: int, checkpoint: int) -> int:
+def _disk(config: ForgetConfig, folder: Path, student: Rehearsal, checkpoint: int) -> int:
     """The saved model and the checkpoints: those kept, the protected one, and the one being written."""
-    stored = [(math.prod(t.shape), _BYTES.get(t.dtype, FLOAT)) for t in stored_tensors(folder).values()]
+    stored = [(math.prod(t.shape), _BYTES.get(t.dtype, FLOAT)) for t in stored_tensors(whole_folder(folder)).values()]
     size = sum(numbers * each for numbers, each in stored)
-    if config.save_dtype != "source":
-        share = trainable / max(1, sum(numbers for numbers, _ in stored))
-        size += round(FLOAT * trainable - min(1.0, share) * size)
+    if config.save == "adapter":
+        size = FLOAT * student.trainable
+    elif config.save_dtype != "source":
+        share = student.changed / max(1, sum(numbers for numbers, _ in stored))
+        size += round(FLOAT * student.changed - min(1.0, share) * size)
     needed = size + min(config.keep_checkpoints + 2, config.max_steps + 1) * checkpoint + SMALL_FILES
     files = Path(config.out, "checkpoints").rglob("*") if config.out else ()
     there = sum(file.stat().st_size for file in files if file.is_file())
@@ -267,12 +280,14 @@ def _disk(config: ForgetConfig, folder: Path, trainable: int, checkpoint: int) -
 
 def _advice(config: ForgetConfig, run: _Run, available: int) -> str:
     """The first of ever larger changes, each on top of those before it, that makes the run fit."""
-    rows, longest = max(config.batch, config.general_batch), config.lengths(run.student(config.trainable).context)[0]
+    rows, longest = max(config.batch, config.general_batch), config.lengths(run.student(config).context)[0]
     same, slower = " and gives the same result", " and gives the same result, slower"
     steps: list[tuple[str, Any, str]] = [
         *(("micro_batch", size, same) for size in _halves(min(config.micro_batch or rows, rows))),
         *([] if config.checkpoint_activations else [("checkpoint_activations", True, slower)]),
         *([("trainable", "blocks", "")] if config.trainable == "all" else []),
+        *([("adapter", "lora", "")] if config.adapter is None else []),
+        *(("base_bits", bits, "") for bits in (8, 4) if bits < (config.base_bits or 32)),
         *(("max_tokens", length, "") for length in _halves(longest, SHORTEST)),
         *(("general_batch", size, "") for size in _halves(config.general_batch)),
     ]

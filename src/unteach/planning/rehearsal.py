@@ -31,8 +31,25 @@ from unteach.config import ForgetConfig
 from unteach.errors import InputError, first_line
 from unteach.method.divergences import DIVERGENCES, NLL
 from unteach.method.vocab_head import Head, chunks_as_on, mean_of_rows, token_log_odds
-from unteach.models.load import Trainable, context_length, decoder_layers, trainable_parameters
+from unteach.models.adapters import (
+    RANK,
+    adapted_layers,
+    adapter_parameters,
+    add_adapters,
+    is_adapter,
+    keep_base_in,
+    read_adapter,
+)
+from unteach.models.load import (
+    Trainable,
+    context_length,
+    decoder_layers,
+    half_of,
+    trainable_parameters,
+    whole_folder,
+)
 from unteach.models.precision import precision_of_pass
+from unteach.models.quantised import FrozenLinear
 from unteach.training.passes import block_calls
 
 PROBE_TOKENS, QUESTION_TOKENS, SCORED_TOKENS, SCORED_TOGETHER = 192, 1024, 1024, 64
@@ -95,10 +112,14 @@ class Rehearsal:
         trainable: Which weights will be trained, see ``trainable_parameters``; None: none.
         option: What the error messages call the model.
         kind: Of the device that the run will be on.
+        adapted: Rank of adapters, and bits under them, where these are trained (both may be None, as in a config).
 
     Attributes:
         model: The model, its tensors without data.
-        parameters: How many numbers its weights are, tied ones once; ``trainable`` of them are trained.
+        parameters: How many numbers its weights are, tied ones once, and its adapters; ``trainable`` are trained.
+        changed: How many of its own numbers will be others in the end.
+        kept: Bytes of weights under adapters that are kept in few bits.
+        floats: How many numbers are kept in float32.
         largest: How many the largest trained weight has.
         vocabulary, width: V and D, the shape of the vocabulary head.
         context: How many tokens it reads at most.
@@ -108,24 +129,38 @@ class Rehearsal:
             outside the blocks, and their gradients where they are trained.
     """
 
-    def __init__(self, folder: Path, trainable: Trainable | None, option: str = "model", kind: str = "cpu") -> None:
+    def __init__(
+        self, folder: Path, trainable: Trainable | None, option: str = "model", kind: str = "cpu",
+        adapted: tuple[int | None, int | None] | None = None,
+    ) -> None:  # fmt: skip
         from transformers import AutoConfig, AutoModelForCausalLM
 
         self._mode, self._kind = FakeTensorMode(), kind
         try:
-            config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+            config = AutoConfig.from_pretrained(whole_folder(folder, option), trust_remote_code=False)
             with self._mode:
                 self.model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+                own = sum(parameter.numel() for parameter in self.model.parameters())
+                if adapted is not None:
+                    self._adapt(folder, *adapted)
         except (ImportError, KeyError, OSError, RuntimeError, TypeError, ValueError) as error:
             raise InputError(f"{option} is '{folder}': no model can be made from it: {first_line(error)}") from error
-        chosen = trainable_parameters(self.model, trainable) if trainable else {}
+        chosen = {}
+        if trainable:
+            chosen = adapter_parameters(self.model) if adapted else trainable_parameters(self.model, trainable)
         with self._mode:
             for parameter in self.model.parameters():
                 parameter.requires_grad_(bool(trainable) and parameter.requires_grad)
                 parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
         sizes = {parameter: parameter.numel() for parameter in self.model.parameters()}
-        self.parameters = sum(sizes.values())
-        self.trainable = sum(sizes[parameter] for parameter in chosen.values())
+        frozen = [module for module in self.model.modules() if isinstance(module, FrozenLinear)]
+        self.kept = sum(buffer.nbytes for module in frozen for buffer in module.buffers())
+        self.floats = sum(sizes.values())
+        self.trainable = self.changed = sum(sizes[parameter] for parameter in chosen.values())
+        self.parameters = own + (self.trainable if adapted else 0)
+        if adapted:
+            layers = adapted_layers(self.model).values()
+            self.changed = sum(len(layer.b) * layer.a.shape[1] for layer in layers)
         self.largest = max((sizes[parameter] for parameter in chosen.values()), default=0)
         self._head, blocks = Head.of(self.model), decoder_layers(self.model)
         self.vocabulary, self.width = self._head.weight.shape
@@ -135,6 +170,14 @@ class Rehearsal:
         self.gathered += sum(sizes[parameter] * (2 if parameter.requires_grad else 1) for parameter in outside)
         self._config, self.context = self.model.config.get_text_config(), context_length(self.model)
         self._blocks, self._head_bytes = functools.cache(self._rehearse_blocks), functools.cache(self._rehearse_head)
+
+    def _adapt(self, folder: Path, rank: int | None, bits: int | None) -> None:
+        """Add adapters as a run does."""
+        if is_adapter(folder):
+            read_adapter(folder).add_to(self.model, empty=True)
+        else:
+            add_adapters(self.model, decoder_layers(self.model), rank or RANK)
+        keep_base_in(self.model, bits, half_of(folder))
 
     def student_pass(
         self, texts: int, tokens: int, precision: str, divergence: str = "", width: int = 0, checkpointed: bool = False

@@ -17,6 +17,7 @@ from typing import Any
 from unteach.errors import InputError
 from unteach.evaluation.scores import LEDGER_SCHEMA, write_json
 from unteach.job.receipts.receipt import EARLIER, RECEIPT, Receipt, read_receipt
+from unteach.models.adapters import is_adapter
 
 __all__ = ["LEDGER", "Request", "chains", "keep_chain", "read_all", "row"]
 
@@ -95,7 +96,8 @@ def model_of(receipt: Receipt) -> Path | None:
     here = receipt.path.parent
     if receipt.path.name != RECEIPT:
         return None
-    return next((folder for folder in (here, here / "model") if (folder / "config.json").is_file()), None)
+    both = (here, here / "model")
+    return next((folder for folder in both if (folder / "config.json").is_file() or is_adapter(folder)), None)
 
 
 def row(request: Request, measured: Mapping[str, Any] | None = None) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from unteach.job.receipts.hashes import NORMALISATION, Hashed
 from unteach.job.receipts.privacy import secret_of
 from unteach.job.receipts.schema import problems, schema
 from unteach.job.run_folder import ForgetResult
-from unteach.models.load import COPIED, find_folder, weight_files
+from unteach.models.load import COPIED, find_folder, weight_paths
 from unteach.writing import file_sha256, write_whole
 
 __all__ = ["RECEIPT", "SCHEMA", "Receipt", "hashed_model", "issue", "parent_of", "read_receipt", "renew"]
@@ -105,11 +105,12 @@ def read_receipt(path: Path) -> Receipt:
 
 def hashed_model(folder: Path, name: str) -> dict[str, Any]:
     """Hashes of a model's weights, configuration and tokenizer files, and one of all weights."""
-    weights = weight_files(folder)
+    weights = weight_paths(folder)
     others = sorted(
         entry.name for entry in folder.iterdir() if entry.is_file() and entry.suffix in COPIED and entry.name != RECEIPT
     )
-    files = {file: file_sha256(folder / file) for file in [*weights, *(file for file in others if file not in weights)]}
+    paths = weights | {file: folder / file for file in others if file not in weights}
+    files = {name: file_sha256(path) for name, path in paths.items()}
     return {"name": name, "sha256": hash_weights(folder, files), "files": files}
 
 

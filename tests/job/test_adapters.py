@@ -80,32 +80,29 @@ def test_a_users_adapter_is_unlearned_and_saved_as_one(inputs, tmp_path):
     assert receipt["number"] == 2
     assert {"adapter_model.safetensors", "base/model.safetensors"} <= receipt["model"]["files"].keys()
 
-    third = run(inputs, tmp_path / "third", model=str(folder))  # all weights, the adapter merged into them
-    assert not adapted_layers(third.model)
-    assert torch.allclose(logits(load_model(str(tmp_path / "third/model"))[0]), logits(third.model), atol=1e-5)
     save_tiny(inputs / "model", seed=9)
     found = verify(VerifyOptions(receipt=str(tmp_path / "second"), model=str(tmp_path / "second/model")))
     assert any("base/model.safetensors differs" in check["says"] for check in found["checks"])
 
 
 def test_plans_know_adapters(inputs, tmp_path):
-    full, lora, four, small = (
-        plan(settings(inputs, tmp_path / "run", **given))
-        for given in ({}, LORA, LORA | {"base_bits": 4}, LORA | {"save": "adapter"})
-    )
+    eight, four = (plan(settings(inputs, tmp_path / "run", **LORA, **given)) for given in (
+        {"base_bits": 8}, {"base_bits": 4, "save": "adapter"}
+    ))  # fmt: skip
     model = tiny_model("llama")
     add_adapters(model, decoder_layers(model), LORA["rank"])
     keep_base_in(model, 4, None)
     layers = adapted_layers(model).values()
-    assert lora.trainable == sum(layer.a.numel() + layer.b.numel() for layer in layers)
-    assert lora.parameters == full.parameters + lora.trainable
-    assert lora.memory.checkpoint == 3 * 4 * lora.trainable < full.memory.checkpoint
+    assert four.trainable == sum(layer.a.numel() + layer.b.numel() for layer in layers)
+    own = sum(value.numel() for value in tiny_model("llama").parameters())
+    assert four.parameters == own + four.trainable
+    assert four.memory.checkpoint == 3 * 4 * four.trainable
     kept = sum(buffer.nbytes for layer in layers for buffer in layer.base.buffers())
-    assert four.memory.parts["weights in few bits"] == kept
+    assert four.memory.parts["weights in few bits"] == kept < eight.memory.parts["weights in few bits"]
     under = sum(len(layer.b) * layer.a.shape[1] for layer in layers)
-    assert lora.memory.parts["weights"] - four.memory.parts["weights"] == 4 * under
-    assert four.memory.parts["momentum"] == four.memory.parts["adapters"] == 4 * lora.trainable
-    assert small.disk_needed < lora.disk_needed
+    assert four.memory.parts["weights"] == 4 * (own - under)
+    assert four.memory.parts["momentum"] == four.memory.parts["adapters"] == 4 * four.trainable
+    assert four.disk_needed < eight.disk_needed, "an adapter, and a whole model"
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -118,7 +115,8 @@ def test_a_model_of_peft_is_unlearned_in_place(inputs, tmp_path):
     assert result.model is model
     assert result.config.adapter == "lora"
     changed = {name for name, value in model.state_dict().items() if not torch.equal(value, start[name])}
-    assert changed == {name for name in start if ".lora_" in name}
+    second = {name for name in start if ".lora_B" in name}  # the first matrix moves when the second is not zero
+    assert second <= changed <= second | {name for name in start if ".lora_A" in name}
     assert torch.allclose(logits(load_model(str(tmp_path / "run/model"))[0]), logits(model.eval()), atol=1e-5)
 
     dora = peft.get_peft_model(tiny_model("llama"), peft.LoraConfig(target_modules=["q_proj"], use_dora=True))
@@ -128,6 +126,16 @@ def test_a_model_of_peft_is_unlearned_in_place(inputs, tmp_path):
         unteach.forget(model, small_tokenizer(), FORGET, config=dataclasses.replace(result.config, base_bits=4))
 
 
+@pytest.mark.slow
+def test_all_weights_of_a_model_with_an_adapter_can_be_trained(inputs, tmp_path):
+    run(inputs, tmp_path / "first", **LORA, save="adapter")
+    folder = tmp_path / "first/model"
+    third = run(inputs, tmp_path / "third", model=str(folder))  # the adapter is merged into them
+    assert not adapted_layers(third.model)
+    assert torch.allclose(logits(load_model(str(tmp_path / "third/model"))[0]), logits(third.model), atol=1e-5)
+
+
+@pytest.mark.slow
 def test_a_model_in_memory_is_an_ordinary_one_afterwards(inputs, tmp_path):
     model = load_model(str(inputs / "model"))[0]
     names = [name for name, _ in model.named_parameters()]

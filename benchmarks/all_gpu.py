@@ -25,6 +25,8 @@ PARTS = {  # name: (arguments, seconds)
         200,
     ),
     "precision": (["precision.py"], 80),
+    "precision-adapters": (["precision.py", "--adapters", "16", "--models", "micro:target", "1.1B"], 80),
+    "adapters-7B": (["adapters.py"], 300),
     "scaling": (["scaling.py"], 220),
 }
 

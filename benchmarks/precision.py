@@ -1,6 +1,7 @@
 """How much rounding each precision brings into the divergence, its gradient and the forget gradient.
 
 python benchmarks/precision.py [--models micro:target 135M 1.1B] [--distances 1e-4 1e-2] [--tiny] [--json FILE]
+python benchmarks/precision.py --adapters 16 [--base-bits 16] ...
 python benchmarks/precision.py --plot RESULTS.jsonl docs/images/precision.png
 
 Student and teacher are nearly equal: the student is the teacher moved by ‖θ - θ'‖ = distance down the gradient of the
@@ -8,6 +9,8 @@ forget loss. The first step of a 7B run of the paper moves about 1e-4 (lr 5e-4, 
 momentum 0.95 some 1e-2. For each precision: the KL divergence, its error, and the error of its gradient
 ‖g - g*‖ / ‖g*‖ against the exact ones (float64, but for the norms and positions, which Llama computes in fp32; all in
 fp32 for shapes of 1.1B and more), and the same for the forget loss.
+With --adapters, student and teacher are adapters of that rank on one base of so many bits, and the distance is that of
+the adapters' weights; as a fresh adapter cannot move in its first matrix, the second is drawn, too.
 A named shape has random weights; micro:target is the embedded trained model on its own texts.
 """
 
@@ -23,7 +26,8 @@ import torch
 
 from measuring import machine, make_model, parser, random_sequences, record, table
 from unteach.method.vocab_head import Head
-from unteach.models import trainable_parameters
+from unteach.models import decoder_layers, trainable_parameters
+from unteach.models.adapters import adapter_parameters, add_adapters, keep_base_in
 from unteach.training.passes import HeldText, Pull, Reading, computing, forget_term, held_term, hidden_states
 from unteach.training.step import loss_scale, unscale_gradients
 
@@ -54,7 +58,16 @@ class Bench:
     def __init__(self, name, options):
         self.model, self.forget, self.general = load(name, options)
         self.loss = "nlul" if name == "micro:target" else "ll"  # random weights know nothing to unlearn
-        self.parameters = list(trainable_parameters(self.model, "blocks").values())
+        if options.adapters:
+            add_adapters(self.model, decoder_layers(self.model), options.adapters)
+            keep_base_in(self.model, options.base_bits, None)
+            self.parameters = list(adapter_parameters(self.model).values())
+            draws = torch.Generator().manual_seed(1)
+            with torch.no_grad():
+                for p in self.parameters:
+                    p += 1e-2 * torch.randn(p.shape, generator=draws).to(p) * (not bool(p.any()))
+        else:
+            self.parameters = list(trainable_parameters(self.model, "blocks").values())
         self.teacher = [p.detach().clone() for p in self.parameters]
         self.large = sum(p.numel() for p in self.parameters) > LARGE
         self.device = torch.device(options.device)
@@ -160,8 +173,9 @@ def measure(name, options):
             }
             del gradient
         del exact_gradient
-    table(rows, f"{name}: rounding of each precision")
-    record(options, "precision", rows, model=name)
+    under = f", adapters of rank {options.adapters} on {options.base_bits} bits" if options.adapters else ""
+    table(rows, f"{name}{under}: rounding of each precision")
+    record(options, "precision", rows, model=f"{name}{under}")
 
 
 def plot(results, image):
@@ -201,6 +215,8 @@ def main():
     arguments.add_argument("--models", nargs="+", default=["micro:target", "135M", "1.1B"])
     arguments.add_argument("--distances", nargs="+", type=float, default=[1e-4, 1e-3, 1e-2, 1e-1])
     arguments.add_argument("--cpu-precisions", nargs="+", default=["fp32", "fp16"])
+    arguments.add_argument("--adapters", type=int, metavar="RANK")
+    arguments.add_argument("--base-bits", type=int, default=16)
     arguments.add_argument("--plot", nargs=2, metavar=("RESULTS", "IMAGE"))
     options = arguments.parse_args()
     if options.plot:

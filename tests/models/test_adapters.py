@@ -117,6 +117,18 @@ def test_the_seed_draws_the_adapters():
     assert not torch.equal(*(next(iter(each.values())) for each in (first, other)))
 
 
+def test_a_new_adapter_has_the_gradient_of_the_weights_it_stands_for():
+    """In norm, on average over the draws: so step sizes that are measured on one suit the other."""
+    layer, ratios = torch.nn.Linear(96, 40), []
+    x, upstream = torch.randn(16, 96), torch.randn(16, 40)
+    for seed in range(20):
+        adapter = AdaptedLinear(layer, 16, 1.0, torch.Generator().manual_seed(seed))
+        adapter(x).backward(upstream)
+        ratios.append(float(adapter.lora_B.weight.grad.norm() / layer.weight.grad.norm()))
+        layer.zero_grad()
+    assert 0.9 < sum(ratios) / len(ratios) < 1.1
+
+
 def test_the_teacher_is_a_second_adapter_on_the_same_base():
     model = moved(adapted(bits=4))
     chosen = adapter_parameters(model)

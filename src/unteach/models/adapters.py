@@ -1,8 +1,8 @@
 """Adapters (LoRA): a few trained weights beside a frozen base, as layers, as PEFT's folders, and as PEFT's own models.
 
 A linear layer y = W x + b becomes y = W x + b + s B A x with A [r, in] and B [out, r] of a small rank r. W stays, in
-float32 or fewer bits; A and B are the parameters that an optimizer moves and its teacher follows. B is zero at first,
-so that the model is what it was.
+float32 or fewer bits; A and B are the parameters that an optimizer moves and its teacher follows. B is zero at
+first, so that the model is what it was.
 """
 
 from __future__ import annotations
@@ -44,7 +44,11 @@ class AdaptedLinear(nn.Module):
         base: The layer of W and b, which is frozen.
         rank: r.
         scale: s.
-        draws: What A is drawn from, uniform within ±1/√in as PEFT does; None: it is left at zero.
+        draws: What A is drawn from, normal with variance 1/r: G Aᵀ, the gradient in B, has then the norm of the
+            gradient G in W, on average; None: A is left at zero.
+
+    Differs from PEFT, whose A is √(3 in/r) times smaller. B must then become large, where the gradient in A outgrows
+    that in B, and a run whose step sizes were measured at its start goes faster and faster (docs/decisions.md).
     """
 
     def __init__(self, base: Any, rank: int, scale: float, draws: torch.Generator | None = None) -> None:
@@ -56,9 +60,9 @@ class AdaptedLinear(nn.Module):
         nn.init.zeros_(self.lora_A.weight)
         nn.init.zeros_(self.lora_B.weight)
         if draws is not None:
-            values = torch.rand(rank, columns, generator=draws)  # in main memory: the same whatever the device
+            values = torch.randn(rank, columns, generator=draws)  # in main memory: the same whatever the device
             with torch.no_grad():
-                self.lora_A.weight.copy_((2 * values - 1) / math.sqrt(columns))
+                self.lora_A.weight.copy_(values / math.sqrt(rank))
 
     def forward(self, input: Tensor) -> Tensor:
         """The output of the base and of the adapter."""

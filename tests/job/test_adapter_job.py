@@ -74,7 +74,7 @@ def test_a_users_adapter_is_unlearned_and_saved_as_one(inputs, tmp_path):
     assert configs[0] == configs[1]
     before, after = (load_file(tmp_path / f"{each}/model/adapter_model.safetensors") for each in ("first", "second"))
     assert before.keys() == after.keys()
-    assert not any(torch.equal(before[name], after[name]) for name in before)
+    assert not any(torch.equal(before[name], after[name]) for name in before if ".lora_B." in name)
     assert "AutoPeftModelForCausalLM" in (tmp_path / "second/model/README.md").read_text()
     receipt = json.loads((tmp_path / "second/receipt.json").read_text())
     assert receipt["number"] == 2

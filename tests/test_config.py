@@ -53,19 +53,24 @@ EVERY_FIELD_CHANGED = ForgetConfig(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("config", [ForgetConfig(model="m"), EVERY_FIELD_CHANGED])
+ADAPTED = ForgetConfig(model="m", adapter="lora", rank=8, base_bits=4, save="adapter")
+"""These fit none of the above."""
+
+
+@pytest.mark.parametrize("config", [ForgetConfig(model="m"), EVERY_FIELD_CHANGED, ADAPTED])
 def test_round_trip(config: ForgetConfig, tmp_path: Path) -> None:
     assert from_yaml(ForgetConfig, write(tmp_path, to_yaml(config))) == config
 
 
 def test_round_trip_covers_every_field() -> None:
-    """The example above differs from the defaults everywhere, so that a field that is dropped shows."""
+    """The examples above differ from the defaults everywhere, so that a field that is dropped shows."""
 
     def same(config: Any, defaults: Any) -> list[str]:
         names = [field.name for field in dataclasses.fields(config)]
         return [name for name in names if getattr(config, name) == getattr(defaults, name)]
 
-    assert same(EVERY_FIELD_CHANGED, ForgetConfig(model="m")) == []
+    assert same(EVERY_FIELD_CHANGED, ForgetConfig(model="m")) == ["adapter", "rank", "base_bits", "save"]
+    assert not {"adapter", "rank", "base_bits", "save"} & {*same(ADAPTED, ForgetConfig(model="m"))}
     assert same(EVERY_FIELD_CHANGED.method, Method()) == ["optimizer_options", "steps"]  # no optimizer has any options
 
 

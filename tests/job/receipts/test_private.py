@@ -196,6 +196,10 @@ def test_with_every_option_nothing_is_left_anywhere(given, tmp_path):
         ["ledger", tmp_path],
         ["purge", run],
     )
+    later = ("forget", run / "model", "--documents", inputs / "one.txt", "--out", temporary / "later", "--private")
+    unteach([*later, *flags.split(), "none", *never, "--general", given / "general.jsonl"], expected=3)
+    assert "after request 2" in unteach(["ledger", temporary / "later", "--measure"])
+    assert (temporary / "later/ledger.json").is_file()
     assert "✓ no passage of 8 words of the 4 documents" in said
     assert not (run / "checkpoints").exists()
     assert len([file for folder in everywhere for file in folder.rglob("*")]) > 20

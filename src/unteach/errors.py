@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import sys
-import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,6 +14,8 @@ __all__ = ["InputError", "Interrupted", "RanksParted", "ending_on_signals", "fir
 
 _LONGEST_LINE = 300
 """PyTorch's message for want of GPU memory lists every process in one line."""
+SWALLOWED = (3.0, 5.0)
+"""Seconds after which a signal comes again that has ended nothing, first and from then on."""
 _LONGEST_PROBLEM = 1500
 _LONGEST_SHOWN = 120
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -73,28 +74,37 @@ def shown(value: Any, *, bare: bool = False) -> str:
 def ending_on_signals(*, program: bool) -> Iterator[list[int]]:
     """Inside the block SIGINT and SIGTERM raise ``KeyboardInterrupt``; the second one ends the process, status 130.
 
-    The list has the signals that came. ``program``: the process ends after the block, and no signal disturbs that.
+    The list has the signals that came. ``program``: the process ends after the block, and no signal disturbs that. A
+    library may make nothing of the exception (PyTorch does, while it looks for NumPy): it comes again until the block
+    is left.
     """
     came: list[int] = []
     report = sys.unraisablehook
+    alarm = getattr(signal, "SIGALRM", None)  # there is none on Windows
 
     def end(number: int, frame: Any) -> None:
         came.append(number)
         if len(came) > 1:
             os.write(2, b"unteach: interrupted\n")
             os._exit(130)
+        if alarm is not None:
+            signal.setitimer(signal.ITIMER_REAL, *SWALLOWED)
+        raise KeyboardInterrupt
+
+    def once_more(number: int, frame: Any) -> None:
         raise KeyboardInterrupt
 
     def again(lost: Any) -> None:
-        """In a destructor, or a callback of the import system, an exception goes nowhere: let the signal come again."""
-        if lost.exc_type is not KeyboardInterrupt or not came:
-            return report(lost)
-        timer = threading.Timer(0.01, os.kill, (os.getpid(), came.pop()))
-        timer.daemon = True
-        return timer.start()
+        """In a destructor, or a callback of the import system, an exception goes nowhere: let it come again soon."""
+        if lost.exc_type is not KeyboardInterrupt or not came or alarm is None:
+            report(lost)
+        else:
+            signal.setitimer(signal.ITIMER_REAL, 0.01, SWALLOWED[1])
 
     try:
         previous = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
+        if alarm is not None:
+            previous[alarm] = signal.signal(alarm, once_more)
     except ValueError:  # not in the main thread: signals are someone else's business
         previous = {}
     if previous:
@@ -103,5 +113,7 @@ def ending_on_signals(*, program: bool) -> Iterator[list[int]]:
         yield came
     finally:
         sys.unraisablehook = report
+        if alarm in previous:
+            signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in previous.items():
             signal.signal(number, signal.SIG_IGN if program else handler)

@@ -443,11 +443,23 @@ def test_all_methods_of_the_paper_can_be_shown(runs, tmp_path, capsys):
     assert printed.count("? known: not measured: give --questions") == 9
 
 
+WITHOUT_NETWORK = """
+import os, sys
+def refuse(event, given):
+    if event == "socket.getaddrinfo" or (event == "socket.connect" and isinstance(given[1], tuple)):
+        os.write(2, f"a connection was wanted: {event} {given}".encode())
+        os._exit(99)
+sys.addaudithook(refuse)
+from unteach.__main__ import start
+start()
+"""
+
+
 @pytest.mark.slow
 def test_the_demo_of_the_help_works_when_pasted(tmp_path):
-    """Beside the other examples (test_cli.py), since it takes as long as all of them."""
+    """Beside the other examples (test_cli.py), since it takes as long as all of them; every connection is refused."""
     (line,) = COMMANDS["demo"].examples
-    command = [sys.executable, "-m", "unteach", *line.split()[1:]]
+    command = [sys.executable, "-c", WITHOUT_NETWORK, *line.split()[1:]]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "demo" / "report.html").stat().st_size > 10_000

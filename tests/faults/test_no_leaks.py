@@ -1,13 +1,17 @@
 """A run needs no network, and of its documents nothing stays outside its folder."""
 
 import json
+import os
 import socket
+import sys
 import tempfile
+from pathlib import Path
 
 import pytest
 from small_run import make_inputs, run
 
 from unteach.errors import InputError
+from unteach.job.run_folder import TRACKERS
 from unteach.models.load import find_folder
 
 CANARY = "zebrafish lanterns of Quillmouth"
@@ -29,7 +33,25 @@ def no_network(monkeypatch):
     return asked
 
 
-def test_a_run_opens_no_connection_and_leaves_nothing_elsewhere(tmp_path, monkeypatch, no_network):
+@pytest.fixture
+def files_written():
+    """What Python opens for writing, makes or renames, as paths."""
+    found, watching = [], [True]
+
+    def watch(event, arguments):
+        if not watching:
+            return
+        if event == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR) and not isinstance(arguments[0], int):
+            found.append(Path(os.fsdecode(arguments[0])).absolute())
+        elif event in ("os.mkdir", "os.rename"):
+            found.append(Path(os.fsdecode(arguments[event == "os.rename"])).absolute())
+
+    sys.addaudithook(watch)  # for good: afterwards it does nothing
+    yield found
+    watching.clear()
+
+
+def test_a_run_opens_no_connection_and_leaves_nothing_elsewhere(tmp_path, monkeypatch, no_network, files_written):
     (tmp_path / "inputs").mkdir()
     folder = make_inputs(tmp_path / "inputs")
     (folder / "documents/canary.txt").write_text(f"On Monday the {CANARY} were lit, and the town came to see.")
@@ -39,9 +61,18 @@ def test_a_run_opens_no_connection_and_leaves_nothing_elsewhere(tmp_path, monkey
         monkeypatch.setenv(name, str(elsewhere))
     monkeypatch.setattr(tempfile, "tempdir", str(elsewhere))
     monkeypatch.chdir(elsewhere)
-    run(folder, tmp_path / "run", max_steps=2)
+    tracked = []
+    monkeypatch.setitem(TRACKERS, "list", lambda folder: tracked.append)
+    files_written.clear()
+    run(folder, tmp_path / "run", max_steps=2, track="list")
     assert no_network == []
     assert [path for path in elsewhere.rglob("*") if path.is_file()] == []
+    assert tmp_path / "run/config.yaml" in files_written
+    outside = [path for path in files_written if not path.is_relative_to(tmp_path / "run")]
+    assert [path for path in outside if path != Path(os.devnull) and "__pycache__" not in path.parts] == []
+    rows = [row for row in tracked if row]
+    assert len(rows) == 2
+    assert all(isinstance(value, int | float) for row in rows for value in row.values()), "a tracker gets numbers alone"
 
 
 def test_a_connection_is_opened_where_a_hub_name_is_given(no_network):

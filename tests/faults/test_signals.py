@@ -1,11 +1,13 @@
 """SIGINT and SIGTERM at any time: a line and status 130, never a traceback, nothing half-written."""
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from small_run import make_inputs, names_in
@@ -55,16 +57,6 @@ def test_in_another_thread_signals_are_left_alone():
     assert found == [[]]
 
 
-def ended(words, *waits):
-    """Send signals to a command after so many seconds each; its status and what it said."""
-    process = subprocess.Popen([sys.executable, "-m", "unteach", *map(str, words)], stderr=subprocess.PIPE, text=True)
-    for seconds, number in waits:
-        time.sleep(seconds)
-        process.send_signal(number)
-    said = process.communicate(timeout=100)[1]
-    return process.returncode, said
-
-
 def test_the_second_signal_ends_it_at_once():
     code = (
         "import os, signal, time\n"
@@ -99,18 +91,51 @@ def test_a_signal_that_comes_where_exceptions_are_ignored_is_not_lost(monkeypatc
     assert sys.unraisablehook is hook
 
 
+def test_a_signal_that_a_library_swallows_comes_again(monkeypatch, capsys):
+    def run(name, arguments):
+        with contextlib.suppress(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(5)
+        time.sleep(100)
+
+    monkeypatch.setattr("unteach.errors.SWALLOWED", (0.01, 0.01))
+    monkeypatch.setattr(cli, "_run", run)
+    handler = signal.getsignal(signal.SIGALRM)
+    assert cli.main(["plan", "x"]) == 130
+    assert capsys.readouterr().err == "unteach: interrupted\n"
+    assert signal.getsignal(signal.SIGALRM) is handler
+    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+
+
+IMPORTS = [("import", "numpy"), ("import", "torch"), ("import", "transformers")]
+FILES = [
+    ("os.rename", "start.json"),
+    ("os.rename", "config.yaml"),
+    ("os.rename", "before.json"),
+    ("open", "metrics.jsonl"),
+]
+MOMENTS = [
+    *(("plan", *moment) for moment in (*IMPORTS, ("import", "unteach.planning.rehearsal"))),
+    *(("forget", *moment) for moment in (*IMPORTS, ("import", "unteach.job.run"), *FILES)),
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("seconds", [0.3, 0.6, 1.0, 1.5, 2.0, 3.0, 5.0])
-@pytest.mark.parametrize("command", ["forget", "plan"])
-def test_in_the_first_seconds(tmp_path, command, seconds):
-    folder = make_inputs(tmp_path)
+@pytest.mark.parametrize(("command", "event", "name"), MOMENTS)
+def test_from_the_first_import_on(tmp_path, command, event, name):
+    """The run has no end of its own: its rule cannot be met."""
+    folder, out = make_inputs(tmp_path), tmp_path / "run"
+    number = signal.SIGTERM if name in ("torch", "config.yaml") else signal.SIGINT
     words = [command, folder / "model", "--documents", folder / "documents", "--general", folder / "general.jsonl"]
-    words += ["--out", tmp_path / "run", "--max-steps", 10_000] if command == "forget" else []
-    number = signal.SIGTERM if seconds == 1.0 else signal.SIGINT
-    status, said = ended(words, (seconds, number))
-    assert status == 130, said
-    assert "Traceback" not in said
-    assert said.splitlines()[-1].startswith("unteach: ")
-    if (tmp_path / "run").exists():
-        assert "unteach forget --resume" in said
-        assert not [name for name in names_in(tmp_path / "run") if name.endswith(".part")]
+    words += ["--out", out, "--max-steps", 10_000, "--stop.metric", "verbmem_f <= -1", "--stop.plateau", 0]
+    program = [sys.executable, Path(__file__).with_name("signalled.py"), int(number), event, name]
+    done = subprocess.run([str(word) for word in [*program, *words]], capture_output=True, text=True, timeout=900)
+    assert done.returncode == 130, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("unteach: ")
+    if command == "plan" or event == "import":
+        assert not out.exists()
+    else:
+        assert not [file for file in names_in(out) if file.endswith(".part")]
+    if (out / "config.yaml").exists():
+        assert f"unteach forget --resume {out}" in done.stderr

@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test coverage test-slow lint format benchmarks clean
+.PHONY: demo test coverage test-slow lint format audit benchmarks clean
 
 demo: $(INSTALLED)  ## unlearn the embedded model on this machine
 	rm -rf demo
@@ -27,6 +27,10 @@ lint: $(INSTALLED)  ## ruff check, ruff format, types of src
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+audit: $(INSTALLED)  ## known vulnerabilities of the pinned versions; asks a service on the network
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check pip-audit
+	$(BIN)/pip-audit --requirement constraints.txt --no-deps --disable-pip --strict
 
 benchmarks: $(INSTALLED)  ## side-by-side timings and memory on this machine, printed; on a GPU: benchmarks/all_gpu.py
 	$(BIN)/python benchmarks/optimizer.py

@@ -1,9 +1,11 @@
 """What is installed: every module with the least that the package requires, and the oldest versions that it allows."""
 
+import contextlib
 import re
 import subprocess
 import sys
 import tomllib
+from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 
 import pytest
@@ -28,15 +30,16 @@ ELSEWHERE = {
 }
 """What neither the package nor its requirements bring, and what the extras bring along."""
 BLOCKED_IMPORTS = """
-import importlib, importlib.abc, sys
+import importlib, sys
+from importlib.machinery import PathFinder
 blocked, modules = sys.argv[1].split(","), sys.argv[2].split(",")
 
-class Absent(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in blocked:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+class Fewer(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name.partition(".")[0] in blocked else super().find_spec(name, path, target)
 
-sys.meta_path.insert(0, Absent())
+sys.meta_path[:] = [Fewer if finder is PathFinder else finder for finder in sys.meta_path]
 for module in modules:
     importlib.import_module(module)
 print(len(modules))
@@ -44,13 +47,25 @@ print(len(modules))
 
 
 def names(requirements):
-    return {re.split(r"[<>=\[;]", requirement)[0].strip() for requirement in requirements}
+    return {re.split(r"[ <>=!~(\[;]", requirement)[0].strip() for requirement in requirements}
+
+
+def required():
+    """What the package requires, and what that requires in turn."""
+    found, open_ends = set(), names(PROJECT["dependencies"])
+    while open_ends:
+        name = open_ends.pop()
+        found.add(name.lower())
+        with contextlib.suppress(PackageNotFoundError):
+            needs = [need for need in requires(name) or () if "extra ==" not in need]
+            open_ends |= {need for need in names(needs) if need.lower() not in found}
+    return found
 
 
 def optional():
     """What the extras name, as it is imported; not what the package itself requires."""
     extras = names(requirement for extra in PROJECT["optional-dependencies"].values() for requirement in extra)
-    return {IMPORTED_AS.get(name, name) for name in extras - names(PROJECT["dependencies"]) - {"unteach"}} | ELSEWHERE
+    return {IMPORTED_AS.get(name, name) for name in extras | ELSEWHERE if name.lower() not in required() | {"unteach"}}
 
 
 def modules():

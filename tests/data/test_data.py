@@ -393,7 +393,7 @@ def test_documents_under_two_tokens_are_skipped_and_counted() -> None:
 def test_long_inputs_are_encoded_in_parts_with_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = [TEXT[:length] for length in range(20, 60)]
     whole = list(encode_texts(small_tokenizer(), texts))
-    monkeypatch.setattr(module, "_TOGETHER", 100)
+    monkeypatch.setattr("unteach.data.encoding.BLOCK", 100)
     assert list(encode_texts(small_tokenizer(), texts)) == whole == Documents("d", texts).encode(small_tokenizer())
 
 

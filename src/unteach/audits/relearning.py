@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from unteach.audits import Attack, Reading
 from unteach.audits.texts import Asked, Case, answers, recital, unchanged
-from unteach.data import Documents, ForgetBatches, tokenise
+from unteach.data import Documents, ForgetBatches, lengths_of, tokenise
 from unteach.models import context_length
 from unteach.training.finetune import add_nll_gradient, finetune, text_optimizer
 
@@ -62,7 +62,7 @@ def _curve(case: Case, others: Asked, texts: Documents, after: str, settings: Se
     model, readings = case.model, list[Reading]()
     size = sum(parameter.numel() for parameter in model.parameters())
     rate = settings.small_lr if size < SMALL else settings.lr
-    longest = max(map(len, case.asked.documents.encode(case.tokenizer)))
+    longest = int(lengths_of(case.asked.documents.encode(case.tokenizer)).max())
     most = min(context_length(model), others.max_tokens, longest + 2)  # steps of unrelated text then cost as much
     batches = ForgetBatches(tokenise(texts, case.tokenizer, mode="chunk", max_tokens=most), case.seed)
     optimizer = text_optimizer(model.parameters(), rate)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from unteach.corpora import Benchmark, MeasuringSettings, Probe, Question
 from unteach.data import Documents, special_ids
@@ -24,6 +25,8 @@ MINIMUM_TOKENS = 16
 """A piece of text shorter than this makes no probe and no membership text."""
 SHORT_PASSAGE = 8
 """Tokens of the shortest prompt and of the shortest continuation that few documents are cut into."""
+MOST_CUT = 2**14
+"""Of more documents than these a sample of so many is cut."""
 _NAME = re.compile(r"[^\W\d_][\w'’-]*\w|\d[\d.,:/-]*\d|\d")
 
 
@@ -71,38 +74,56 @@ def cut_probes(
     again = before if chunk_tokens else []  # begins the later chunks, too
     length = prompt_tokens + expected_tokens
     size = chunk_tokens or length
-    windows: list[tuple[float, int, int, list[int], int]] = []
-    for number, bare in enumerate(_documents(documents).encode(tokenizer)):
-        ids = [*before, *bare, *after]
-        starts = [0, *range(size, len(ids), size - len(again))]
-        ends = [*starts[1:], len(ids)]
-        chunks = [(at, (again if at else []) + ids[at:end]) for at, end in zip(starts, ends, strict=True)]
-        chunks = chunks[:1] if first_chunk else chunks
-        enough = [(at, chunk) for at, chunk in chunks if min(len(chunk), length) >= MINIMUM_TOKENS]
-        usable = [
-            (at, chunk[:length], max(1, min(len(chunk), length) * prompt_tokens // length)) for at, chunk in enough
-        ]
+    encoded = _documents(documents).encode(tokenizer)
+
+    def piece(number: int, at: int, end: int) -> list[int]:
+        """Tokens of a document's chunk that begins at `at` and ends there at the latest."""
+        ids, start = encoded.array(number), at - len(before)
+        last = after[max(0, start - len(ids)) : max(0, end - len(before) - len(ids))]
+        first = again if at else before[:end]
+        return [*first, *ids[max(0, start) : max(0, end - len(before))].tolist(), *last]
+
+    windows: list[tuple[float, int, int, int, int]] = []
+    for number in _sample(encoded.lengths + len(before) + len(after), count, seed):
+        total = len(before) + int(encoded.lengths[number]) + len(after)
+        starts = [0, *range(size, total, size - len(again))]
+        chunks = list(zip(starts, [*starts[1:], total], strict=True))[: 1 if first_chunk else None]
+        sizes = {at: end - at + (len(again) if at else 0) for at, end in chunks}
+        enough = [at for at in sizes if min(sizes[at], length) >= MINIMUM_TOKENS]
+        usable = [(at, min(sizes[at], length), max(1, min(sizes[at], length) * prompt_tokens // length)) for at in enough]
         later = [
-            (at, chunk[: stop + expected_tokens], stop)
-            for at, chunk in (chunks if later_passages else [])
-            for stop in range(length, len(chunk) - expected_tokens + 1, expected_tokens)
+            (at, stop + expected_tokens, stop)
+            for at in (sizes if later_passages else ())
+            for stop in range(length, sizes[at] - expected_tokens + 1, expected_tokens)
         ]
         if between_words:
-            cuts = [(at, chunk, _cuts(chunk, tokenizer, prompt_tokens, expected_tokens)) for at, chunk in enough]
-            usable, later = [], [(at, chunk[:end], cut) for at, chunk, places in cuts for cut, end in pairwise(places)]
+            ends = dict(chunks)
+            cuts = [(at, _cuts(piece(number, at, ends[at]), tokenizer, prompt_tokens, expected_tokens)) for at in enough]
+            usable, later = [], [(at, end, cut) for at, places in cuts for cut, end in pairwise(places)]
         ranks, order = generator.permutation(len(usable)), generator.random()
         ranks = np.concatenate([ranks, len(usable) + generator.permutation(len(later))])
-        windows += [(rank + order, number, *piece) for rank, piece in zip(ranks, usable + later, strict=True)]
-    chosen = sorted(sorted(windows)[:count], key=lambda window: (*window[1:3], len(window[3])))
+        windows += [(rank + order, number, *each) for rank, each in zip(ranks, usable + later, strict=True)]
+    chosen = sorted(sorted(windows)[:count], key=lambda window: window[1:4])
     if not chosen:
         few = f"none of {len(documents)} documents has {MINIMUM_TOKENS} tokens at the given positions"
         raise ValueError(f"{few}: no verbatim probe can be cut; give longer documents")
     probes = []
-    for _, number, _, ids, cut in chosen:
+    for _, number, at, end, cut in chosen:
+        ids = piece(number, at, at + end - (len(again) if at else 0))
         prompt, expected = ids[:cut], ids[cut:]
         texts = decode(tokenizer, prompt), decode(tokenizer, expected)
         probes.append(Probe(*texts, prompt_ids=tuple(prompt), expected_ids=tuple(expected), document=number))
     return tuple(probes)
+
+
+def _sample(lengths: NDArray[np.int64], count: int, seed: int) -> list[int]:
+    """Numbers of the documents that probes are cut from: all, or of very many those that are long enough, at random."""
+    most = max(MOST_CUT, 4 * count)
+    if len(lengths) <= most:
+        return list(range(len(lengths)))
+    long_enough = np.flatnonzero(lengths >= MINIMUM_TOKENS)
+    drawn = np.random.default_rng([seed, len(lengths)]).permutation(len(long_enough))[:most]
+    return np.sort(long_enough[drawn]).tolist()
 
 
 def _cuts(ids: list[int], tokenizer: Any, prompt_tokens: int, expected_tokens: int) -> list[int]:
@@ -264,7 +285,7 @@ def take_examples(
 def token_lengths(documents: Documents, tokenizer: Any) -> list[int]:
     """How long documents are, the first 200, in order of length."""
     added = sum(map(len, special_ids(tokenizer)))
-    return sorted(added + len(ids) for ids in documents.encode(tokenizer)[:200])
+    return sorted(added + length for length in documents.encode(tokenizer).lengths[:200].tolist())
 
 
 def passage_sizes(lengths: Sequence[int], max_tokens: int) -> dict[str, int]:
@@ -338,8 +359,9 @@ def own_benchmark(
 def _choose_texts(documents: Documents | Sequence[str], tokenizer: Any, count: int, seed: int) -> tuple[str, ...]:
     """At most `count` texts of at least `MINIMUM_TOKENS` tokens, in their order."""
     documents = _documents(documents)
-    texts, encoded = documents.texts, documents.encode(tokenizer)
+    texts = documents.texts
     added = sum(map(len, special_ids(tokenizer)))
     order = np.random.default_rng(seed).permutation(len(texts)).tolist()
-    usable = [index for index in order if added + len(encoded[index]) >= MINIMUM_TOKENS]
+    lengths = documents.encode(tokenizer).lengths.tolist()
+    usable = [index for index in order if added + lengths[index] >= MINIMUM_TOKENS]
     return tuple(texts[index] for index in sorted(usable[:count]))

@@ -16,17 +16,22 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from unteach.data.documents import Documents, encode_texts, skipped_summary, special_ids
+from unteach.data.documents import Documents, skipped_summary, special_ids
+from unteach.data.encoding import IdLists, TokenIds, encode_texts
 from unteach.data.overlap import Overlap, overlap
 from unteach.errors import InputError
 
-__all__ = ["EMBEDDED_GENERAL", "GENERAL_BYTES", "ForgetBatches", "GeneralText", "TokenSet", "pad", "tokenise"]
+__all__ = [
+    "EMBEDDED_GENERAL", "GENERAL_BYTES", "ForgetBatches", "GeneralText", "Pieces", "TokenSet", "pad", "tokenise",
+]  # fmt: skip
 
 Mode = Literal["truncate", "chunk"]
 EMBEDDED_GENERAL = "micro:general"
 """The general text that is used where none is given: public-domain prose, 6 MB. More and nearer text is better."""
 GENERAL_BYTES = 64 * 2**20
 """How much general text is read by default: as token ids about 64 MiB too, some 30,000 chunks of 512 tokens."""
+FEW_SEQUENCES = 2**14
+"""What must be known of each sequence before the first step is computed for all of so many, else for those drawn."""
 _FORGET, _GENERAL, _KEEP = 1, 2, 4  # each has generators of its own; 3 draws prompts in training/texts.py
 
 
@@ -34,7 +39,7 @@ _FORGET, _GENERAL, _KEEP = 1, 2, 4  # each has generators of its own; 3 draws pr
 class TokenSet:
     """Documents as token sequences."""
 
-    sequences: list[list[int]]
+    sequences: Sequence[list[int]]
     """Token ids with the special ids that the tokenizer adds; at least two each, so that one can be predicted."""
     counts: dict[str, int]
     """`documents` used, `skipped`, `sequences`, `tokens`, `cut` documents (longer than one sequence), `left_out` tokens
@@ -64,27 +69,54 @@ def tokenise(documents: Documents, tokenizer: Any, *, mode: Mode, max_tokens: in
     if mode not in get_args(Mode):
         raise ValueError(f"mode is {mode!r}, must be one of {', '.join(get_args(Mode))}")
     before, after, room = _room(tokenizer, "max_tokens", max_tokens)
-    result = TokenSet([], {}, list(documents.skipped))
-    used = cut = left_out = 0
-    for label, ids in zip(documents.labels, documents.encode(tokenizer), strict=True):
-        rest = [*ids, *after] if ids else []
-        pieces = [before + rest[start : start + room] for start in range(0, len(rest), room)]
-        kept = [piece for piece in pieces[: 1 if mode == "truncate" else None] if len(piece) >= 2]
-        if not kept:
-            result.skipped.append((label, "shorter than two tokens"))
-            continue
-        result.sequences += kept
-        used += 1
-        cut += len(pieces) > 1
-        left_out += len(rest) - sum(len(piece) - len(before) for piece in kept)
-    if not used:
+    encoded = documents.encode(tokenizer)
+    rest = np.where(encoded.lengths > 0, encoded.lengths + len(after), 0)
+    whole = -(-rest // room)  # pieces of each document; only the last of them can be shorter than the room
+    kept = whole - (len(before) + rest - (whole - 1) * room < 2)
+    kept = np.clip(kept, 0, 1 if mode == "truncate" else None)
+    skipped = [(documents.labels[n], "shorter than two tokens") for n in np.flatnonzero(kept <= 0).tolist()]
+    result = TokenSet(Pieces(encoded, before, after, room, kept), {}, [*documents.skipped, *skipped])
+    if not len(result.sequences):
         why = skipped_summary(result.skipped) or "there is none"
         raise InputError(f"documents is {documents.name!r}: no document has two tokens or more: {why}")
+    used, in_pieces = kept > 0, np.minimum(rest, kept * room)
     result.counts |= {
-        "documents": used, "skipped": len(result.skipped), "sequences": len(result.sequences),
-        "tokens": sum(map(len, result.sequences)), "cut": cut, "left_out": left_out,
+        "documents": int(used.sum()), "skipped": len(result.skipped), "sequences": len(result.sequences),
+        "tokens": int(in_pieces.sum()) + len(before) * len(result.sequences), "cut": int((used & (whole > 1)).sum()),
+        "left_out": int((rest - in_pieces)[used].sum()),
     }  # fmt: skip
     return result
+
+
+class Pieces(IdLists):
+    """Documents cut into sequences, each put together when it is asked for.
+
+    Args:
+        encoded: Token ids of the documents.
+        before: What every sequence begins with.
+        after: What comes after each document.
+        room: Tokens of a sequence, `before` aside.
+        kept: How many sequences of each document there are.
+    """
+
+    def __init__(
+        self, encoded: TokenIds, before: list[int], after: list[int], room: int, kept: NDArray[np.int64]
+    ) -> None:
+        self._encoded, self._before, self._after, self._room = encoded, before, after, room
+        self._firsts = np.cumsum(kept) - kept
+        self._documents = np.repeat(np.arange(len(kept), dtype=np.int32), kept)
+        places = np.arange(len(self._documents)) - self._firsts[self._documents]
+        rest = encoded.lengths[self._documents] + len(after) - places * room
+        self.lengths = len(before) + np.minimum(rest, room)
+
+    def list_of(self, number: int) -> list[int]:
+        """The sequence of that number."""
+        document = int(self._documents[number])
+        ids = self._encoded.array(document)
+        start = self._room * int(number - self._firsts[document])
+        end = start + self._room
+        after = self._after[max(0, start - len(ids)) : max(0, end - len(ids))]
+        return [*self._before, *ids[start:end].tolist(), *after]
 
 
 class ForgetBatches:
@@ -104,7 +136,7 @@ class ForgetBatches:
         self.sequences = tokens.sequences if isinstance(tokens, TokenSet) else tokens
         self.seed = seed
         purpose = _KEEP if keep else _FORGET
-        if not self.sequences:
+        if not len(self.sequences):
             raise ValueError("tokens has no sequence, must have at least 1")
         self._permutation = functools.lru_cache(maxsize=2)(
             lambda epoch: np.random.default_rng([purpose, seed, epoch]).permutation(len(self.sequences))
@@ -119,6 +151,15 @@ class ForgetBatches:
     def batch(self, step: int, size: int) -> list[list[int]]:
         """The sequences of a step, counted from 0; `size` is the same at every step."""
         return [self.sequences[number] for number in self.numbers(step, size)]
+
+    def drawn(self, steps: int, size: int) -> list[int] | None:
+        """Which sequences so many steps read, in the order in which they come; None where all are few.
+
+        More steps only add to the list.
+        """
+        if len(self.sequences) <= FEW_SEQUENCES:
+            return None
+        return self._permutation(0)[: steps * size].tolist()
 
     def steps_per_epoch(self, size: int) -> int:
         """How many steps see every sequence at least once."""
@@ -166,10 +207,8 @@ class GeneralText:
         before, after, room = _room(tokenizer, "tokens", tokens)
         if not after and tokenizer.eos_token_id is not None:
             after = [tokenizer.eos_token_id]
-        parts: list[NDArray[np.int32]] = []
-        for ids in encode_texts(tokenizer, documents.texts):
-            parts.append(np.array([*(after + before if parts else []), *ids], dtype=np.int32))
-        count, left_out = divmod(sum(map(len, parts)), room)
+        joined = _joined(encode_texts(tokenizer, documents.texts), after + before)
+        count, left_out = divmod(len(joined), room)
         if not count:
             shared = f" ({self.overlap.summary()})" if self.overlap is not None and self.overlap.documents else ""
             raise InputError(
@@ -178,7 +217,7 @@ class GeneralText:
             )
         self.chunks: NDArray[np.int32] = np.empty((count, tokens), dtype=np.int32)
         self.chunks[:, : len(before)] = before
-        self.chunks[:, len(before) :] = np.concatenate(parts)[: count * room].reshape(count, room)
+        self.chunks[:, len(before) :] = joined[: count * room].reshape(count, room)
         self.counts = {"documents": read, "chunks": count, "tokens": count * tokens, "left_out": left_out}
 
     def __len__(self) -> int:
@@ -206,6 +245,18 @@ def pad(sequences: Sequence[Sequence[int]], pad_id: int = 0) -> tuple[Tensor, Te
     for row, sequence in zip(input_ids, sequences, strict=True):
         row[: len(sequence)] = torch.tensor(sequence, dtype=torch.int64)
     return input_ids, lengths
+
+
+def _joined(encoded: TokenIds, between: list[int]) -> NDArray[np.int32]:
+    """All texts in a row, with some ids between each and the next."""
+    ends = np.cumsum(encoded.lengths + len(between))
+    joined = np.empty(max(0, len(encoded.ids) + len(between) * (len(encoded) - 1)), dtype=np.int32)
+    own = np.ones(len(joined), dtype=bool)
+    for offset, each in enumerate(between):
+        places = ends[:-1] - len(between) + offset
+        joined[places], own[places] = each, False
+    joined[own] = encoded.ids
+    return joined
 
 
 def _room(tokenizer: Any, name: str, tokens: int) -> tuple[list[int], list[int], int]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import itertools
 import os
 import re
 import sys
@@ -24,6 +23,7 @@ from typing import Any, Literal
 import numpy as np
 
 from unteach.data.chat import Turn, chat_text, has_template, is_conversation, plain_text
+from unteach.data.encoding import TokenIds, encode_texts
 from unteach.data.records import (
     MESSAGES,
     READERS,
@@ -41,8 +41,6 @@ MOST_PROBLEMS = 20
 _EXPANSION = {".gz": 3, ".parquet": 2}
 _HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*(:[\w.-]*){0,2}|\w[\w.-]*(:[\w.-]*){1,2}")
 _SHUFFLE_BUFFER = 10_000
-_TOGETHER = 2**20
-"""Characters that are encoded at once."""
 
 
 @dataclass
@@ -60,7 +58,7 @@ class Documents:
     """The texts, by number, that are conversations: lines `role: content` until they are `in_form_of` a model."""
     notes: list[str] = field(default_factory=list)
     """What people should know of how it was read."""
-    _encoded: tuple[Any, list[list[int]]] | None = field(default=None, init=False, repr=False, compare=False)
+    _encoded: tuple[Any, TokenIds] | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not self.labels:
@@ -80,10 +78,10 @@ class Documents:
             digest.update(len(encoded).to_bytes(8, "little") + encoded)
         return digest.hexdigest()
 
-    def encode(self, tokenizer: Any) -> list[list[int]]:
+    def encode(self, tokenizer: Any) -> TokenIds:
         """Token ids of each text, without special ids; the texts are encoded once, whoever asks for their ids."""
         if self._encoded is None or self._encoded[0] is not tokenizer:
-            self._encoded = tokenizer, list(encode_texts(tokenizer, self.texts))
+            self._encoded = tokenizer, encode_texts(tokenizer, self.texts)
         return self._encoded[1]
 
     def in_form_of(self, tokenizer: Any) -> Documents:
@@ -340,20 +338,6 @@ def special_ids(tokenizer: Any) -> tuple[list[int], list[int]]:
         if whole[start : start + len(bare)] == bare:
             return whole[:start], whole[start + len(bare) :]
     return [], []
-
-
-def encode_texts(tokenizer: Any, texts: Iterable[str]) -> Iterator[list[int]]:
-    """Token ids of each text without special ids, a megabyte of text at a time."""
-    waiting: list[str] = []
-    characters = 0
-    for text in itertools.chain(texts, [None]):
-        if text is not None:
-            waiting.append(text)
-            characters += len(text)
-        if waiting and (text is None or characters >= _TOGETHER):
-            options = {"add_special_tokens": False, "return_attention_mask": False, "verbose": False}
-            yield from tokenizer(waiting, **options)["input_ids"]
-            waiting, characters = [], 0
 
 
 def decode(tokenizer: Any, ids: Sequence[int]) -> str:

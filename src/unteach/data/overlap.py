@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from unteach.data.documents import Documents
+from unteach.data.encoding import in_blocks
+from unteach.data.progress import counted
 
 __all__ = ["Overlap", "SharedPassages", "overlap"]
 
@@ -29,6 +31,10 @@ SHORTEST_REST = 50
 """What is left of a text and has fewer words is cut out too."""
 _CHARACTERS = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
 _WORD = re.compile(rf"[{_CHARACTERS}]|(?:[^\W_{_CHARACTERS}]|[\u0300-\u036f])+")
+_SPACE = re.compile(r"\s")
+_SEPARATORS = {code: " " for code in range(128) if not chr(code).isalnum()}
+_BEGINNING = 24
+_REST = np.uint64(64 - _BEGINNING)
 _POWERS = np.uint64(0x9E3779B97F4A7C15) ** np.arange(PASSAGE_WORDS, dtype=np.uint64)
 
 
@@ -60,42 +66,40 @@ class Overlap:
 class SharedPassages:
     """Finds passages of the forget documents in other texts, and cuts them out; `report` counts that.
 
-    Every run of n words of a forget document becomes one 64-bit number, h = Σ_k r(word_k) bᵏ mod 2⁶⁴ with fixed
-    random numbers r; only these are kept, sorted.
+    Every run of n words of a forget document becomes one 64-bit number, h = Σ_k r(word_k) bᵏ mod 2⁶⁴ with the hashes r
+    that Python gives words; only these are kept, sorted.
+
+    Args:
+        forget: The forget documents.
+        others: The texts in which passages will be looked for, if they are known: of the runs of `PASSAGE_WORDS` words
+            only those that stand there are kept, so that the memory does not grow with the forget documents.
     """
 
-    def __init__(self, forget: Documents | Iterable[str]) -> None:
+    def __init__(self, forget: Documents | Iterable[str], others: Sequence[str] | None = None) -> None:
         self.report = Overlap()
-        self._numbers: dict[str, int] = {}
-        documents = [
-            np.array([self._numbers.setdefault(word, len(self._numbers) + 1) for word in words])
-            for words in map(_words, forget.texts if isinstance(forget, Documents) else forget)
-            if len(words) >= SHORTEST_DOCUMENT
-        ]
-        self._scrambled = np.random.default_rng(0).integers(2**64, size=len(self._numbers) + 1, dtype=np.uint64)
+        texts = forget.texts if isinstance(forget, Documents) else list(forget)
+        there = None if others is None else _Numbers(_runs_of(others, PASSAGE_WORDS))
         runs: dict[int, list[NDArray[np.uint64]]] = {}
-        for numbers in documents:
-            size = min(PASSAGE_WORDS, len(numbers))
-            runs.setdefault(size, []).append(self._run_hashes(numbers, size))
-        self._hashes = {size: np.unique(np.concatenate(parts)) for size, parts in runs.items()}
-
-    def _run_hashes(self, numbers: NDArray[np.int64], size: int) -> NDArray[np.uint64]:
-        """One number for every `size` words in a row: [W] to [W - size + 1]."""
-        return np.lib.stride_tricks.sliding_window_view(self._scrambled[numbers], size) @ _POWERS[:size]
+        for words, lengths in _hashed_words(texts, "comparing"):
+            for size in range(SHORTEST_DOCUMENT, PASSAGE_WORDS):  # short documents are looked for as a whole
+                if (starts := (np.cumsum(lengths) - lengths)[lengths == size]).size:
+                    runs.setdefault(size, []).append(_run_hashes(words, size)[starts])
+            found = _runs(words, lengths, PASSAGE_WORDS)
+            if there is not None:
+                found = found[there.has(found)]
+            if found.size:
+                runs.setdefault(PASSAGE_WORDS, []).append(found)
+        self._known = {size: _Numbers(parts) for size, parts in runs.items()}
 
     def find(self, text: str) -> list[tuple[int, int]]:
         """Shared passages as (first word, word after the last), numbered as in the text, joined where they touch."""
-        numbers = np.array([self._numbers.get(word, 0) for word in _words(text)], dtype=np.int64)
-        unknown = np.concatenate([[0], np.cumsum(numbers == 0)])
-        shared = np.zeros(len(numbers) + 1, dtype=np.int64)
-        for size, known in self._hashes.items():
-            if len(numbers) < size:
-                continue
-            starts = np.flatnonzero(unknown[size:] == unknown[:-size])
-            hashes = self._run_hashes(numbers, size)[starts]
-            hits = starts[known.take(np.searchsorted(known, hashes), mode="clip") == hashes]
-            np.add.at(shared, hits, 1)
-            np.add.at(shared, hits + size, -1)
+        words = _hashed(text)
+        shared = np.zeros(len(words) + 1, dtype=np.int64)
+        for size, known in self._known.items():
+            if len(words) >= size:
+                hits = np.flatnonzero(known.has(_run_hashes(words, size)))
+                np.add.at(shared, hits, 1)
+                np.add.at(shared, hits + size, -1)
         inside = np.concatenate([[0], (np.cumsum(shared) > 0).astype(np.int8)])
         edges = np.flatnonzero(np.diff(inside))
         return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
@@ -123,7 +127,7 @@ class SharedPassages:
 
 def overlap(forget: Documents | Sequence[str], general: Documents) -> tuple[Overlap, Documents]:
     """What general documents share with the forget documents, and the general documents without that."""
-    passages = SharedPassages(forget)
+    passages = SharedPassages(forget, general.texts)
     rests = [
         (rest, label) for text, label in zip(general.texts, general.labels, strict=True) for rest in passages.cut(text)
     ]
@@ -131,7 +135,76 @@ def overlap(forget: Documents | Sequence[str], general: Documents) -> tuple[Over
     return passages.report, kept
 
 
+class _Numbers:
+    """A set of 64-bit numbers, sorted, and which beginnings of them there are: most others are told by that."""
+
+    def __init__(self, parts: Iterable[NDArray[np.uint64]]) -> None:
+        self._sorted = np.concatenate([np.zeros(0, dtype=np.uint64), *parts])
+        self._sorted.sort()
+        self._beginnings = np.zeros(2**_BEGINNING, dtype=bool)
+        self._beginnings[self._sorted >> _REST] = True
+
+    def has(self, numbers: NDArray[np.uint64]) -> NDArray[np.bool_]:
+        """Which of some numbers are in the set."""
+        found = self._beginnings[numbers >> _REST]
+        perhaps = np.flatnonzero(found)
+        near = np.searchsorted(self._sorted, numbers[perhaps])
+        found[perhaps] = self._sorted.take(near, mode="clip") == numbers[perhaps] if self._sorted.size else False
+        return found
+
+
+def _run_hashes(words: NDArray[np.uint64], size: int) -> NDArray[np.uint64]:
+    """One number for every `size` words in a row: [W] to [W - size + 1]."""
+    count = max(0, len(words) - size + 1)
+    hashes = np.zeros(count, dtype=np.uint64)
+    for place, power in enumerate(_POWERS[:size]):
+        hashes += words[place : place + count] * power
+    return hashes
+
+
+def _runs(words: NDArray[np.uint64], lengths: NDArray[np.int64], size: int) -> NDArray[np.uint64]:
+    """The numbers of all runs of so many words that lie within one of the texts of these lengths."""
+    left = np.repeat(np.cumsum(lengths), lengths) - np.arange(len(words))  # words up to the end of the text
+    return _run_hashes(words, size)[left[: max(0, len(words) - size + 1)] >= size]
+
+
+def _runs_of(texts: Sequence[str], size: int) -> Iterator[NDArray[np.uint64]]:
+    for words, lengths in _hashed_words(texts, "comparing general text"):
+        yield _runs(words, lengths, size)
+
+
+def _hashed_words(texts: Sequence[str], what: str) -> Iterator[tuple[NDArray[np.uint64], NDArray[np.int64]]]:
+    """The hashed words of some texts at a time, and how many each of them has; a progress bar says `what` is done."""
+    part, lengths = list[NDArray[np.uint64]](), list[int]()
+    at = -1
+    for numbers, block in counted(in_blocks(texts, _after_word), texts, what):
+        if part and numbers[0] != at:  # else the block goes on with a text
+            yield np.concatenate(part), np.array(lengths)
+            part, lengths = [], []
+        for number, text in zip(numbers, block, strict=True):
+            part.append(_hashed(text))
+            if number == at:
+                lengths[-1] += len(part[-1])
+            else:
+                lengths.append(len(part[-1]))
+            at = number
+    if part:
+        yield np.concatenate(part), np.array(lengths)
+
+
+def _after_word(text: str, start: int) -> int:
+    space = _SPACE.search(text, start)
+    return space.start() if space else len(text)
+
+
+def _hashed(text: str) -> NDArray[np.uint64]:
+    words = _words(text)
+    return np.fromiter(map(hash, words), dtype=np.int64, count=len(words)).view(np.uint64)
+
+
 def _words(text: str) -> list[str]:
+    if text.isascii():
+        return text.lower().translate(_SEPARATORS).split()
     return [
         word.lower() if word.isascii() else unicodedata.normalize("NFKC", word).casefold()
         for word in _WORD.findall(text)

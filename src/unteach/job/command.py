@@ -22,8 +22,8 @@ from unteach.writing import speaks
 
 __all__ = ["finish", "forget", "plan"]
 
-DONE, UNMET = 0, 3
-"""Exit status: the rule is met, or it is not."""
+DONE, REFUSED, UNMET = 0, 2, 3
+"""Exit status: the rule is met, it cannot be run here, or the rule is not met."""
 
 
 def forget(config: ForgetConfig, others: dict[str, str]) -> int:
@@ -39,7 +39,7 @@ def forget(config: ForgetConfig, others: dict[str, str]) -> int:
         join()  # every rank looks at its own device
     if "--dry-run" in others:
         if speaks():
-            plan(config, others)
+            return plan(config, others)
         return DONE
     if problems := planning.plan(config).problems():
         raise InputError(problems)
@@ -81,8 +81,9 @@ def plan(config: ForgetConfig, others: dict[str, str]) -> int:
     ranks = others.get("--ranks")
     if ranks is not None and not (ranks.isdecimal() and int(ranks) > 0):
         raise InputError(f"ranks is {ranks!r}: it must be a positive number of processes")
-    _show(*tried(config, int(ranks) if ranks else None, "--resume" in others), others)
-    return DONE
+    content, lines = tried(config, int(ranks) if ranks else None, "--resume" in others)
+    _show(content, lines, others)
+    return DONE if content["fits"] else REFUSED
 
 
 def _show(content: dict[str, Any], lines: Sequence[str], others: dict[str, str]) -> None:

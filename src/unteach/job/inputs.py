@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ __all__ = [
     "Inputs", "as_documents", "choice", "given_inputs", "prepared", "read_inputs", "read_texts", "without_overlap",
 ]  # fmt: skip
 
+_SPACES = re.compile(r"\s+")
 MOST_NOTES = 20
 """So many lines on how texts were read are shown."""
 PIPED = "documents.jsonl"
@@ -58,7 +60,12 @@ class Inputs:
     @property
     def little(self) -> bool:
         """Whether there is but little to forget."""
-        return sum(len(text.split()) for text in self.documents.texts) < LITTLE
+        left = LITTLE
+        for text in self.documents.texts:
+            left -= len(text.split(maxsplit=LITTLE))  # no list of a million words where two thousand are enough
+            if left <= 0:
+                return False
+        return True
 
     def __post_init__(self) -> None:
         for option in ("model", "reference", "base"):
@@ -179,8 +186,8 @@ def prepared(model: Any, config: ForgetConfig) -> dict[str, torch.nn.Parameter]:
 def without_overlap(keep: Documents, documents: Documents) -> tuple[str, Documents]:
     """Keep documents without what they share with the forget documents (an ``InputError`` where nothing is left), and a
     line for people."""
-    forgotten = {" ".join(text.split()) for text in documents.texts}  # also those too short to be looked for in others
-    others = [n for n, text in enumerate(keep.texts) if " ".join(text.split()) not in forgotten]
+    forgotten = {hash(_SPACES.sub(" ", text.strip())) for text in documents.texts}  # also those too short to look for
+    others = [n for n, text in enumerate(keep.texts) if hash(_SPACES.sub(" ", text.strip())) not in forgotten]
     rest = Documents(keep.name, [keep.texts[n] for n in others], [keep.labels[n] for n in others])
     report, left = overlap(documents, rest)
     if not left.texts:

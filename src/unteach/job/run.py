@@ -15,7 +15,7 @@ import torch
 
 from unteach.config import ForgetConfig
 from unteach.corpora import Benchmark
-from unteach.data import Documents, ForgetBatches, GeneralText, tokenise
+from unteach.data import Documents, ForgetBatches, GeneralText, lengths_of, tokenise
 from unteach.errors import InputError, printable
 from unteach.evaluation import evaluate
 from unteach.evaluation.scores import Scores
@@ -232,7 +232,7 @@ class ForgetJob:
         aside = min(HELDOUT_GENERAL, len(inputs.general) // FEWEST_GENERAL)
         rest, heldout = inputs.general.set_aside(aside, config.seed)
         if config.general_tokens is None:  # chunks much longer than the documents would take most of the time
-            general_tokens = min(general_tokens, max(SHORTEST_CHUNK, *map(len, tokens.sequences)))
+            general_tokens = min(general_tokens, max(SHORTEST_CHUNK, int(lengths_of(tokens.sequences).max())))
         general = GeneralText(rest, inputs.tokenizer, tokens=general_tokens, seed=config.seed, exclude=inputs.documents)
         self.counts = {"forget": tokens.counts, "general": general.counts} | inputs.unreadable()
         for note in inputs.notes(private=config.private):

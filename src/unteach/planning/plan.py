@@ -24,6 +24,11 @@ from unteach.models.load import check_folder, find_folder, stored_tensors, whole
 from unteach.models.precision import resolved_precision
 from unteach.planning.rehearsal import FLOAT, Rehearsal
 
+try:
+    import resource
+except ImportError:  # not on Windows
+    resource = None  # type: ignore[assignment]
+
 SHORTEST = 64
 """Advice does not go below this max_tokens."""
 ALLOWANCE = {"cpu": (384 * 2**20, 0.65), "cuda": (512 * 2**20, 0.05)}
@@ -312,6 +317,11 @@ def free_host_memory() -> int | None:
     except OSError:
         if "SC_PHYS_PAGES" in getattr(os, "sysconf_names", {}):
             limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    if resource is not None:  # ulimit -v counts all addresses, also those of libraries
+        allowed = resource.getrlimit(resource.RLIMIT_AS)[0]
+        if allowed != resource.RLIM_INFINITY:
+            pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+            limits.append(allowed - pages * resource.getpagesize())
     for folder, limit, used in (("", "max", "current"), ("memory", "limit_in_bytes", "usage_in_bytes")):
         group = Path("/sys/fs/cgroup", folder)
         try:

@@ -18,6 +18,7 @@ loss is: those of LL and NPO vanish at the start and would say nothing.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -34,6 +35,7 @@ from unteach.method.tensors import global_norm, local_part
 from unteach.method.theory import effective_damping
 from unteach.models.distributed import inside, parts_of_rank, ranks, sum_over_ranks
 from unteach.models.precision import resolved_precision
+from unteach.training.fitting import halving
 from unteach.training.passes import HeldText, LogOddsOfModel, Pull, computing, held_term, in_micro_batches, read
 from unteach.training.step import accumulate
 
@@ -109,8 +111,15 @@ def measure(
 ) -> Measured:
     """Loss and gradient of NLUL on a forget batch, and the divergence's curvature along that gradient.
 
-    The model is left as it was, bit for bit.
+    The model is left as it was, bit for bit. Batches are read in smaller parts where memory runs out.
     """
+    return halving(config, functools.partial(_measure, model, parameters, forget, general))[0]
+
+
+def _measure(
+    model: Any, parameters: list[Tensor], forget: ForgetBatches, general: GeneralText, config: ForgetConfig
+) -> Measured:
+    """See ``measure``."""
     sequences = [forget.sequences[n] for n in forget.numbers(0, 2 * config.batch)]
     loss, signal, norm, direction = _gradient_of_halves(model, parameters, sequences, config, 1.0)
     distance = loss / signal if signal else math.nan
@@ -168,11 +177,13 @@ def _moved(
     def divergence_at(step: float) -> float:
         torch._foreach_add_(values, direction, alpha=-step)
         terms = []
-        with computing(model, config.precision.divergence):
-            for part, (_, weight) in enumerate(held.parts):
-                term, tokens = inside(model, held_term, held, part)
-                terms.append((weight * tokens * float(term), weight * tokens))
-        torch._foreach_copy_(values, start)
+        try:
+            with computing(model, config.precision.divergence):
+                for part, (_, weight) in enumerate(held.parts):
+                    term, tokens = inside(model, held_term, held, part)
+                    terms.append((weight * tokens * float(term), weight * tokens))
+        finally:
+            torch._foreach_copy_(values, start)
         summed, counted = sum_over_ranks([sum(column) for column in zip(*terms, strict=True)])
         return summed / counted
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,6 +18,7 @@ from unteach.errors import InputError, Interrupted
 from unteach.method.optimizers import make_optimizer
 from unteach.models.distributed import any_rank
 from unteach.training.checkpoint import Checkpoints
+from unteach.training.fitting import halving
 from unteach.training.step import train_step
 from unteach.training.stopping import Move, Search
 from unteach.training.texts import NO_LOOPS, OtherModels, OwnLoops, Texts, find_loops, texts_of_step
@@ -45,6 +47,8 @@ class _Position:
     seconds: float = 0.0
     pull: float = 1.0
     """By what α has grown (``alpha_growth``)."""
+    micro_batch: int | None = None
+    """To what memory that ran out has reduced it."""
 
 
 def unlearn(
@@ -87,8 +91,11 @@ def unlearn(
         finish: Take no step: end with the best of the models evaluated so far, that of the last checkpoint among them.
     """
     methods = [*config.phases, config.method]
-    others = OtherModels(model, parameters, base, texts.forget.sequences, config, methods)
-    at, optimizer, loops = _Position(), make_optimizer(parameters.values(), methods[0]), NO_LOOPS
+    drawn = texts.forget.drawn(config.max_steps, config.batch)
+    given = (model, parameters, base, texts.forget.sequences)
+    others, fits = halving(config, lambda config: OtherModels(*given, config, methods, drawn), say)
+    at = _Position(micro_batch=None if fits is config else fits.micro_batch)
+    optimizer, loops = make_optimizer(parameters.values(), methods[0]), NO_LOOPS
     loops_at: dict[int, OwnLoops] = {}  # of a private run, whose checkpoints have none
 
     def save() -> None:
@@ -109,7 +116,9 @@ def unlearn(
         optimizer.zero_grad()
         optimizer = make_optimizer(parameters.values(), methods[0])  # the old state goes before the saved one comes
         content = checkpoints.load(step, like=next(iter(parameters.values())), say=say)
+        reduced = at.micro_batch
         at = _Position(**content["position"])
+        at.micro_batch = min(filter(None, (reduced, at.micro_batch)), default=None)
         search.restore(content["search"])
         with torch.no_grad():
             for name, p in parameters.items():
@@ -117,12 +126,17 @@ def unlearn(
         optimizer = make_optimizer(parameters.values(), methods[at.phase])
         optimizer.load_state_dict(content["optimizer"])
         if others.initial:
-            others.initial.values = content["initial_log_odds"]
+            known = content["initial_log_odds"]  # those of the first steps, where max_steps was lower
+            others.initial.values[: len(known)] = known
         loops = loops_at.get(at.step, OwnLoops.from_state(content["loops"]))
         if config.private and at.step not in loops_at and methods[at.phase].loops_every:
             loops = find_loops(model, texts.forget, at.step)  # not those that the run had when it was interrupted
         if rewinding:
             rewind(at.step)
+
+    def take_step(method: Method, loops: OwnLoops, alpha: float, config: ForgetConfig) -> dict[str, Any]:
+        pulls, held = texts_of_step(texts, method, config, at.step, others, loops)
+        return train_step(model, optimizer, pulls, held, alpha, config, project=method.project_conflicts)
 
     def end(move: Move, scores: Mapping[str, float]) -> Outcome:
         raised = search.raised
@@ -154,9 +168,10 @@ def unlearn(
             loops = NO_LOOPS
         elif at.step % method.loops_every == 0:
             loops = find_loops(model, texts.forget, at.step)
-        pulls, held = texts_of_step(texts, method, config, at.step, others, loops)
         alpha = search.pull * at.pull * (1.0 if method.alpha is None else method.alpha)
-        row = train_step(model, optimizer, pulls, held, alpha, config, project=method.project_conflicts)
+        fits = config if at.micro_batch is None else dataclasses.replace(config, micro_batch=at.micro_batch)
+        row, fits = halving(fits, functools.partial(take_step, method, loops, alpha), say)
+        at.micro_batch = at.micro_batch if fits.micro_batch == config.micro_batch else fits.micro_batch
         if method.alpha_growth or search.pull != 1:
             row["alpha"] = alpha
         if method.alpha_growth:

@@ -194,9 +194,16 @@ def held_term(model: Any, held: HeldText, part: int) -> tuple[Tensor, int]:
 
 
 class LogOddsOfModel:
-    """Log-odds of every forget token in a model, computed once, so that no third model is kept in memory."""
+    """Log-odds of every forget token in a model, computed once, so that no third model is kept in memory.
 
-    def __init__(self, model: Any, sequences: Sequence[Sequence[int]], config: ForgetConfig) -> None:
+    ``numbers`` are the sequences that will be asked for, in that order; None: all. ``values`` has theirs.
+    """
+
+    def __init__(
+        self, model: Any, sequences: Sequence[Sequence[int]], config: ForgetConfig, numbers: Sequence[int] | None = None
+    ) -> None:
+        self._places = None if numbers is None else {number: place for place, number in enumerate(numbers)}
+
         def read_part(part_of_rank: Sequence[Sequence[int]]) -> list[Tensor]:
             values: list[Tensor] = []
             for part in in_micro_batches(part_of_rank, config.micro_batch or config.batch):
@@ -206,12 +213,17 @@ class LogOddsOfModel:
             return values
 
         with torch.no_grad(), computing(model, config.precision.forget):
-            self.values: list[Tensor] = share_out(model, sequences, read_part)
+            asked = sequences if numbers is None else [sequences[number] for number in numbers]
+            self.values: list[Tensor] = share_out(model, asked, read_part)
+
+    def of(self, number: int) -> Tensor:
+        """Those of a sequence."""
+        return self.values[number if self._places is None else self._places[number]]
 
     def least_sure(self, numbers: Sequence[int], share: float) -> list[Tensor]:
         """For each of these sequences, the share of its tokens with the lowest log-odds, at least one: a mask [T-1]."""
         chosen = []
-        for values in (self.values[n] for n in numbers):
+        for values in map(self.of, numbers):
             lowest = values.argsort(stable=True)[: max(1, round(share * len(values)))]
             chosen.append(torch.zeros_like(values, dtype=torch.bool).index_fill(0, lowest, True))
         return chosen

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from unteach.config import ForgetConfig
+from unteach.errors import InputError
 from unteach.method.divergences import NLL
 from unteach.method.tensors import global_norm, local_part
 from unteach.models.distributed import inside, sum_over_ranks
@@ -57,7 +58,11 @@ def train_step(
     terms = accumulate(model, parameters, pulls, held, alpha, config, project=project)
 
     # 4. Clip, damp, add momentum, step; the teacher slides after.
-    optimizer.step()
+    try:
+        optimizer.step()
+    except torch.OutOfMemoryError:  # no smaller batch helps, and some weights may have moved: not to be made again
+        better = "go on from the last checkpoint on a device with more, or set trainable to blocks"
+        raise InputError(f"the device's memory ran out in the optimizer's step: {better}") from None
     optimizer.zero_grad()  # an evaluation, and the teacher's next reading, can use the memory
     return terms | {
         "grad_norm": optimizer.last_grad_norm,

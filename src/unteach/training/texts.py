@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from unteach.config import ForgetConfig, Method
-from unteach.data import ForgetBatches, GeneralText
+from unteach.data import ForgetBatches, GeneralText, lengths_of
 from unteach.evaluation.formulas import longest_loop
 from unteach.evaluation.generation import generate
 from unteach.method.losses import LOSSES
@@ -50,25 +50,28 @@ class Texts:
     @property
     def longest(self) -> int:
         """Tokens of the longest document: micro-batches are measured by it."""
-        return max(len(s) for batches in (self.forget, self.keep) if batches for s in batches.sequences)
+        return max(int(lengths_of(batches.sequences).max()) for batches in (self.forget, self.keep) if batches)
 
 
 class OtherModels:
     """What forget losses compare the student with: the model before unlearning, and a given base model.
 
-    Log-odds are computed once for all documents; logits and hidden states are read anew at every step.
+    Log-odds are computed once, for all documents or those of the given ``numbers`` (see ``LogOddsOfModel``); logits and
+    hidden states are read anew at every step.
     """
 
     def __init__(
         self, model: Any, parameters: Mapping[str, torch.nn.Parameter], base: Any,
         sequences: Sequence[Sequence[int]], config: ForgetConfig, methods: Sequence[Method],
+        numbers: Sequence[int] | None = None,
     ) -> None:  # fmt: skip
         self._model, self._base, self._config = model, base, config
         losses = [LOSSES[method.loss] for method in methods]
         kinds = {(loss.base, loss.reads == "log_odds") for loss in losses}
+        given = (sequences, config, numbers)
         sure = any((method.token_share or 1.0) < 1 for method in methods)
-        self.initial = LogOddsOfModel(model, sequences, config) if sure or ("initial", True) in kinds else None
-        self.given = LogOddsOfModel(base, sequences, config) if ("given", True) in kinds else None
+        self.initial = LogOddsOfModel(model, *given) if sure or ("initial", True) in kinds else None
+        self.given = LogOddsOfModel(base, *given) if ("given", True) in kinds else None
         self._parameters = list(parameters.values())
         needed = ("initial", False) in kinds or any(method.anchor for method in methods)
         self._start: list[Tensor] = [p.detach().clone() for p in self._parameters] if needed else []
@@ -183,7 +186,7 @@ def _known_of(
         known["chosen"] = others.initial.least_sure(numbers, share)
     compared = others.initial if loss.base == "initial" else others.given
     if loss.base and loss.reads == "log_odds" and compared:
-        known["base_log_odds"] = [compared.values[n] for n in numbers]
+        known["base_log_odds"] = [compared.of(n) for n in numbers]
     elif loss.base:
         known["base"] = others.read(loss.base, pull.sequences, pull.parts, config.precision.forget, pull.layer)
     return known

@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+
 from measuring import machine, record, table
 
 CHARACTERS = 170

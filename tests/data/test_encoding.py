@@ -5,10 +5,10 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_models import SENTENCES, small_tokenizer
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from tiny_models import SENTENCES, small_tokenizer
 from unteach.data import Documents, encoding
 from unteach.data.encoding import _SPLITS, encode_texts, encodes_word_by_word
 from unteach.models import load_tokenizer
@@ -16,8 +16,8 @@ from unteach.models import load_tokenizer
 BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
 PARTS = [
     "a", "b", "The", "bridge", "'s", "'", "’ll", "  ", " ", " ", "\n", "\n\n", "\t", "\r\n", "5", "12", ",", "..", "é",
-    "e\u0301", "\u0301", "日本", "\u00a0", "\u2028", "\u3000", "\x1c", "\x85", "😀", "<s>", "</s>", "Answer:", "Correct",
-    "Correct answer:", "<mask>", "_", "-",
+    "e\u0301", "\u0301", "日本", "\u00a0", "\u2028", "\u3000", "\x1c", "\x85", "😀", "<s>", "</s>", "Answer:",
+    "Correct", "Correct answer:", "<mask>", "_", "-",
 ]  # fmt: skip
 TEXTS = st.lists(st.lists(st.sampled_from(PARTS), max_size=12).map("".join), min_size=1, max_size=6)
 
@@ -119,7 +119,10 @@ def test_words_are_forgotten_and_learned_again(monkeypatch, tokenizers):
 
 def test_ids_behave_as_lists():
     texts = ["The bridge.", "", "a b c"]
-    ids, lists = Documents("d", texts).encode(small_tokenizer()), [small_tokenizer()(t, add_special_tokens=False).input_ids for t in texts]
+    ids, lists = (
+        Documents("d", texts).encode(small_tokenizer()),
+        [small_tokenizer()(t, add_special_tokens=False).input_ids for t in texts],
+    )
     assert (len(ids), list(ids), ids[-1], ids[:2]) == (3, lists, lists[-1], lists[:2])
     assert (ids.ids.itemsize, ids.lengths.tolist()) == (4, [len(each) for each in lists])
     with pytest.raises(IndexError):

@@ -90,7 +90,9 @@ def cut_probes(
         chunks = list(zip(starts, [*starts[1:], total], strict=True))[: 1 if first_chunk else None]
         sizes = {at: end - at + (len(again) if at else 0) for at, end in chunks}
         enough = [at for at in sizes if min(sizes[at], length) >= MINIMUM_TOKENS]
-        usable = [(at, min(sizes[at], length), max(1, min(sizes[at], length) * prompt_tokens // length)) for at in enough]
+        usable = [
+            (at, min(sizes[at], length), max(1, min(sizes[at], length) * prompt_tokens // length)) for at in enough
+        ]
         later = [
             (at, stop + expected_tokens, stop)
             for at in (sizes if later_passages else ())
@@ -98,7 +100,9 @@ def cut_probes(
         ]
         if between_words:
             ends = dict(chunks)
-            cuts = [(at, _cuts(piece(number, at, ends[at]), tokenizer, prompt_tokens, expected_tokens)) for at in enough]
+            cuts = [
+                (at, _cuts(piece(number, at, ends[at]), tokenizer, prompt_tokens, expected_tokens)) for at in enough
+            ]
             usable, later = [], [(at, end, cut) for at, places in cuts for cut, end in pairwise(places)]
         ranks, order = generator.permutation(len(usable)), generator.random()
         ranks = np.concatenate([ranks, len(usable) + generator.permutation(len(later))])

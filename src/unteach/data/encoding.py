@@ -96,8 +96,9 @@ def encode_texts(tokenizer: Any, texts: Sequence[str], what: str = "tokenising")
     ids, lengths = array("i"), np.zeros(len(texts), dtype=np.int64)
     words = _Words(tokenizer) if texts and encodes_word_by_word(tokenizer) else None
     first = _beginning(texts)
-    if words and first and not all(map(np.array_equal, words.encode(first), _whole(tokenizer, first))):
-        words = None
+    if words and first:
+        pairs = zip(words.encode(first), _whole(tokenizer, first), strict=True)
+        words = words if all(np.array_equal(own, whole) for own, whole in pairs) else None
     for numbers, block in counted(in_blocks(texts, words.cut if words else None), texts, what):
         found, counts = words.encode(block) if words else _whole(tokenizer, block)
         ids.frombytes(found.tobytes())
@@ -193,9 +194,7 @@ def _whole(tokenizer: Any, texts: Sequence[str]) -> tuple[NDArray[np.int32], NDA
     return np.fromiter(itertools.chain.from_iterable(ids), dtype=np.int32, count=int(lengths.sum())), lengths
 
 
-def in_blocks(
-    texts: Iterable[str], cut: Callable[[str, int], int] | None
-) -> Iterator[tuple[list[int], list[str]]]:
+def in_blocks(texts: Iterable[str], cut: Callable[[str, int], int] | None) -> Iterator[tuple[list[int], list[str]]]:
     """Texts with their numbers, about `BLOCK` characters at a time; longer texts in parts, from one `cut` to the next.
 
     `cut` takes a text and a place, and gives the next place where the text can be cut.

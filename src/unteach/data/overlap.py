@@ -80,9 +80,9 @@ class SharedPassages:
         texts = forget.texts if isinstance(forget, Documents) else list(forget)
         there = None if others is None else _Numbers(_runs_of(others, PASSAGE_WORDS))
         runs: dict[int, list[NDArray[np.uint64]]] = {}
-        for words, lengths in _hashed_words(texts, "comparing"):
+        for words, lengths, whole in _hashed_words(texts, "comparing"):
             for size in range(SHORTEST_DOCUMENT, PASSAGE_WORDS):  # short documents are looked for as a whole
-                if (starts := (np.cumsum(lengths) - lengths)[lengths == size]).size:
+                if (starts := (np.cumsum(lengths) - lengths)[whole & (lengths == size)]).size:
                     runs.setdefault(size, []).append(_run_hashes(words, size)[starts])
             found = _runs(words, lengths, PASSAGE_WORDS)
             if there is not None:
@@ -169,27 +169,31 @@ def _runs(words: NDArray[np.uint64], lengths: NDArray[np.int64], size: int) -> N
 
 
 def _runs_of(texts: Sequence[str], size: int) -> Iterator[NDArray[np.uint64]]:
-    for words, lengths in _hashed_words(texts, "comparing general text"):
+    for words, lengths, _ in _hashed_words(texts, "comparing other text"):
         yield _runs(words, lengths, size)
 
 
-def _hashed_words(texts: Sequence[str], what: str) -> Iterator[tuple[NDArray[np.uint64], NDArray[np.int64]]]:
-    """The hashed words of some texts at a time, and how many each of them has; a progress bar says `what` is done."""
-    part, lengths = list[NDArray[np.uint64]](), list[int]()
-    at = -1
+def _hashed_words(
+    texts: Sequence[str], what: str
+) -> Iterator[tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.bool_]]]:
+    """The hashed words of some texts at a time, how many each of them has, and whether these are all words of the text.
+
+    A long text comes in parts, each with so many words of the one before that every run is in one of them. A progress
+    bar says `what` is done.
+    """
+    at, read, passed = -1, 0, 0
+    last = np.zeros(0, dtype=np.uint64)
     for numbers, block in counted(in_blocks(texts, _after_word), texts, what):
-        if part and numbers[0] != at:  # else the block goes on with a text
-            yield np.concatenate(part), np.array(lengths)
-            part, lengths = [], []
+        parts, whole = list[NDArray[np.uint64]](), list[bool]()
         for number, text in zip(numbers, block, strict=True):
-            part.append(_hashed(text))
-            if number == at:
-                lengths[-1] += len(part[-1])
-            else:
-                lengths.append(len(part[-1]))
-            at = number
-    if part:
-        yield np.concatenate(part), np.array(lengths)
+            if number != at:
+                at, read, passed, last = number, 0, 0, last[:0]
+            words = _hashed(text)
+            read, passed = read + len(text), passed + len(words)
+            parts.append(np.concatenate([last, words]) if last.size else words)
+            whole.append(read == len(texts[number]) and passed == len(parts[-1]))
+            last = parts[-1][-(PASSAGE_WORDS - 1) :]
+        yield np.concatenate(parts), np.array([len(words) for words in parts]), np.array(whole)
 
 
 def _after_word(text: str, start: int) -> int:

@@ -69,7 +69,7 @@ def test_memory_is_a_few_bytes_a_token(kind, monkeypatch):
     monkeypatch.setattr(comparing, "_REST", np.uint64(52))
     monkeypatch.setattr(own, "MOST_CUT", 200)
     sizes = []
-    for count in (600, 2400):
+    for count in (300, 1200):
         texts = records(count)
         documents = Documents("d", texts if kind == "records" else ["\n".join(texts)])
         tokens = sum(documents.encode(small_tokenizer()).lengths)

@@ -1,8 +1,8 @@
 """CPU seconds and memory of a run before its first step: texts read, compared, tokenised and cut into passages.
 
 A run of `micro:target` on made-up records, or on one long document, begins as `unteach forget` does and ends where the
-first step would be taken; what the model then reads of the documents that its first steps draw (all, up to 16,384) is
-not counted, but its memory is. Each size is prepared in a process of its own; growth is linear where the time for a record
+first step would be taken. What the model then reads of the documents that its steps draw (of all, up to 16,384) is not
+counted, but its memory is. Each size is prepared in a process of its own; growth is linear where the time for a record
 (a megabyte of a document) stays the same.
 
     python benchmarks/preparation.py                          # 10,000 to 1,000,000 records, 1 to 50 MB in one document

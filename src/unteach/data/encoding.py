@@ -97,8 +97,8 @@ def encode_texts(tokenizer: Any, texts: Sequence[str], what: str = "tokenising")
     words = _Words(tokenizer) if texts and encodes_word_by_word(tokenizer) else None
     first = _beginning(texts)
     if words and first:
-        pairs = zip(words.encode(first), _whole(tokenizer, first), strict=True)
-        words = words if all(np.array_equal(own, whole) for own, whole in pairs) else None
+        (found, counts), (right, each) = words.encode(first), _whole(tokenizer, first)
+        words = words if np.array_equal(found, right) and np.array_equal(counts, each) else None
     for numbers, block in counted(in_blocks(texts, words.cut if words else None), texts, what):
         found, counts = words.encode(block) if words else _whole(tokenizer, block)
         ids.frombytes(found.tobytes())

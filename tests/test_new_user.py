@@ -90,8 +90,8 @@ def agree(answers, result, before, after):
     assert before.recited["records"] > 0.9
     if answers["no longer recited"]:
         assert after.recited["records"] <= chance + 0.25
-    else:
-        assert after.recited["records"] > chance
+    else:  # on the safe side: alone, records are compared with prose, and the form that all records share is no recital
+        assert after.recited["records"] > chance - (0 if LOSS_AUC in result["after"] else 0.1)
     assert answers["no longer known"] is None, "no question was given"
     if LOSS_AUC in result["after"]:
         assert result["after"][LOSS_AUC] == pytest.approx(after.auc, abs=0.05)

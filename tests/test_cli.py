@@ -510,7 +510,11 @@ def test_the_other_shells_get_every_flag(shell):
         assert all(flag.removeprefix("--") in script for flag in (name, *command.other_flags))
     assert "checkpoint-activations" in script
     if program := shutil.which(shell):
-        subprocess.run([program, "--no-execute"], input=script, text=True, check=True)
+        subprocess.run([program, "-n"], input=script, text=True, check=True)
+    if program and shell == "fish":
+        asked = f"{script}\ncomplete -C 'unteach fo'; complete -C 'unteach forget --optimizer '"
+        found = subprocess.run([program, "--no-config"], input=asked, capture_output=True, text=True, check=True).stdout
+        assert found.split() == ["forget", "adamw", "mean_teacher"]
     refused(call("completion tcsh"), "shell is 'tcsh': it must be one of bash, zsh, fish")
 
 

@@ -301,13 +301,15 @@ def test_advice_fits(made, tmp_path, monkeypatch):
     long = shape_folder(tmp_path / "long", hidden_size=256, intermediate_size=512, num_hidden_layers=3)
     whole = {"batch": 256, "general_batch": 256, "max_tokens": 64}
     texts = {"model": long, "probes": 1, "max_tokens": 4096, "general_tokens": 64}
+    few = texts | {"adapter": "lora", "base_bits": 4}
     again = {"micro_batch": 1, "checkpoint_activations": True}
     slower = "micro_batch to 1 and checkpoint_activations to true"
     for settings, fitting, too_large, advice, ending in (
         (whole, {"micro_batch": 32}, {"micro_batch": 64}, "micro_batch to 32", " and gives the same result"),
         ({"trainable": "all"}, again | {"trainable": "blocks"}, {}, f"{slower} and trainable to blocks", ""),
         (texts, again, {}, slower, " and gives the same result, slower"),
-        (texts, again | {"max_tokens": 1024}, again | {"max_tokens": 2048}, f"{slower} and max_tokens to 1024", ""),
+        (texts, again | {"adapter": "lora"}, again, f"{slower} and adapter to lora", ""),
+        (few, again | {"max_tokens": 1024}, again | {"max_tokens": 2048}, f"{slower} and max_tokens to 1024", ""),
     ):
         monkeypatch.setattr(plan_module, "free_host_memory", lambda: 2**60)
         enough = made(**(settings | fitting)).memory.needed

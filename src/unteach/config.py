@@ -32,6 +32,7 @@ _RANGES: dict[str, Callable[[float], bool]] = {
     "at least 1": lambda x: x >= 1,
     "at least 2": lambda x: x >= 2,
     "4, 8, 16 or 32": lambda x: x in (4, 8, 16, 32),
+    "16 or 32": lambda x: x in (16, 32),
     "from 1 to 4096": lambda x: 1 <= x <= 4096,
 }
 
@@ -244,6 +245,9 @@ class ForgetConfig:
     base_bits: int | None = None
     """Bits in which the weights under adapters are kept: 32, 16, or 8 or 4 (rounded to nearest in groups of 64). None:
     as in the model's files, 16 or 32."""
+    state_bits: int = 32
+    """Bits in which the mean teacher keeps teacher, momentum and gradients of each trained weight. 16: rounded at
+    random so that small steps add up, 10 bytes a weight instead of 16 with the weight itself."""
     method: Method = field(default_factory=Method)
     """The method, of the last phase if there are several."""
     phases: tuple[Method, ...] = ()
@@ -298,8 +302,8 @@ class ForgetConfig:
             "keep_weight", "expected_steps", "evaluate_every",
         ),
         "memory": (
-            "micro_batch", "max_tokens", "general_tokens", "checkpoint_activations", "base_bits", "precision",
-            "compile", "threads",
+            "micro_batch", "max_tokens", "general_tokens", "checkpoint_activations", "state_bits", "base_bits",
+            "precision", "compile", "threads",
         ),
     }  # fmt: skip
 
@@ -322,6 +326,8 @@ class ForgetConfig:
         wrong += _outside(self, "", "at least 2", "max_tokens", "general_tokens")
         wrong += _outside(self, "", "zero or positive", "seed")
         wrong += _outside(self, "", "4, 8, 16 or 32", "base_bits")
+        wrong += _outside(self, "", "16 or 32", "state_bits")
+        wrong += self._lean_problems() if self.state_bits == 16 else []
         for name, usual in (("rank", None), ("base_bits", None), ("save", "merged")):
             if self.adapter is None and getattr(self, name) != usual:
                 wrong.append(f"{name} is {getattr(self, name)}: it is for adapters, give adapter lora, too")
@@ -341,6 +347,22 @@ class ForgetConfig:
             wrong.append(f"max_steps is {self.max_steps}: it must be above the {before} steps of the phases")
         if wrong:
             raise InputError(wrong)
+
+    def _lean_problems(self) -> list[str]:
+        """What does not go with a state in 16 bits."""
+        wrong = ["state_bits is 16: the state of an adapter is small already, leave it out"] if self.adapter else []
+        for method in (*self.phases, self.method):
+            if method.optimizer not in ("auto", "mean_teacher"):
+                other = f"optimizer {method.optimizer} keeps 32, name mean_teacher or leave it out"
+                wrong.append(f"state_bits is 16: {other}")
+            if method.project_conflicts:
+                wrong.append("state_bits is 16: project_conflicts needs two whole gradients, leave one of them out")
+        return wrong
+
+    def check_ranks(self, ranks: int) -> None:
+        """Raise an ``InputError`` where so many processes cannot share the run."""
+        if ranks > 1 and self.state_bits == 16:
+            raise InputError(f"state_bits is 16: {ranks} processes divide a state in 32 bits among them, leave it out")
 
     def lengths(self, context: int) -> tuple[int, int]:
         """Tokens of a forget sequence and of a general chunk, at most, for a model that reads ``context`` tokens."""

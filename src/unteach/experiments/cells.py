@@ -44,6 +44,7 @@ KEY_DEFAULTS: dict[str, dict[str, Any]] = {
         "expected_steps": 100, "max_steps": 500, "evaluate_every": 20, "probes": 64, "checkpoint_every": 20,
         "keep_checkpoints": 2, "seed": 0, "device": "auto", "track": "none", "private": False,
         "save_dtype": "auto", "threads": None, "adapter": None, "rank": None, "base_bits": None, "save": "merged",
+        "state_bits": 32,
     },
     "Method": {
         "optimizer": "mean_teacher", "optimizer_options": {}, "loss": "nlul", "loss_options": {}, "divergence": "kl",

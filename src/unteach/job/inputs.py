@@ -174,6 +174,7 @@ def prepared(model: Any, config: ForgetConfig) -> dict[str, torch.nn.Parameter]:
     def chosen() -> dict[str, torch.nn.Parameter]:
         return adapter_parameters(model) if adapted_layers(model) else trainable_parameters(model, config.trainable)
 
+    config.check_ranks(ranks())
     if ranks() > 1 and not has_shards(model):
         chosen()
         device = config.resolved_device()

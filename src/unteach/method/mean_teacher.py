@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from unteach.errors import InputError
 from unteach.method import tensors
 from unteach.method.divergences import compute_dtype
 from unteach.method.tensors import global_norm, local_part, reshard_gathered_modules
@@ -60,6 +61,8 @@ class MeanTeacher(Optimizer):
     """‖g‖ of the last step, before clipping and without the damping term."""
     last_clip_factor: float | None = None
     """l of the last step."""
+    state_bits = 32
+    """Of each number of teacher and momentum; a state saved with others is refused."""
     _inside_teacher_weights = False
 
     def __init__(
@@ -75,7 +78,7 @@ class MeanTeacher(Optimizer):
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         try:
-            _check_settings(group)
+            check_settings(group)
             first = self.param_groups[0]["clip"]
             if group["clip"] != first:
                 why = "the norm is taken over all parameters, so give one clip for all groups"
@@ -101,22 +104,25 @@ class MeanTeacher(Optimizer):
 
         active = [(group, [p for p in group["params"] if p.grad is not None]) for group in self.param_groups]
         for group, parameters in active:
-            _check_settings(group)
+            check_settings(group)
             for layout in (p.grad.layout for p in parameters if p.grad.layout != torch.strided):
                 raise ValueError(f"a gradient has layout {layout}: use dense ones (sparse=False in the embedding)")
         norm = global_norm([p.grad for _, parameters in active for p in parameters])
-        if not norm < torch.inf:
-            raise FloatingPointError(
-                f"the gradient norm is {norm}: the step was refused and nothing was changed. {self._first_non_finite()}"
-            )
-        clip = self.param_groups[0]["clip"]
-        clip_factor = 1.0 if clip is None or norm <= clip else clip / norm
-
+        clip_factor = self._clip_factor(norm)
         for group, parameters in active:
             for bucket in _buckets(parameters):
                 self._step_bucket(bucket, group, clip_factor)
         self.last_grad_norm, self.last_clip_factor = norm, clip_factor
         return loss
+
+    def _clip_factor(self, norm: float) -> float:
+        """l, or a ``FloatingPointError`` where the norm is not finite."""
+        if not norm < torch.inf:
+            raise FloatingPointError(
+                f"the gradient norm is {norm}: the step was refused and nothing was changed. {self._first_non_finite()}"
+            )
+        clip = self.param_groups[0]["clip"]
+        return 1.0 if clip is None or norm <= clip else clip / norm
 
     def _step_bucket(self, parameters: list[Tensor], group: dict[str, Any], clip_factor: float) -> None:
         """One step of parameters of one device and dtype."""
@@ -179,21 +185,30 @@ class MeanTeacher(Optimizer):
         """Load what ``state_dict`` gave, bit for bit.
 
         The base class casts state to the parameter's dtype, which would round a float32 teacher to bfloat16, and may
-        keep the given tensors themselves, which the next step would change. So each is copied, in the state's dtype.
+        keep the given tensors themselves, which the next step would change. So each is copied here, in its own dtype.
         """
         self._refuse_inside_teacher_weights("load_state_dict()")
-        super().load_state_dict(state_dict)
+        saved = state_dict.get("state_bits", 32)
+        if saved != self.state_bits:
+            raise InputError(
+                f"state_bits is {self.state_bits}: the saved teacher and momentum have {saved}, set it to {saved}"
+            )
+        super().load_state_dict(state_dict | {"state": {}})
         identifiers = [i for group in state_dict["param_groups"] for i in group["params"]]
         parameters = [p for group in self.param_groups for p in group["params"]]
         for identifier, parameter in zip(identifiers, parameters, strict=True):
             for name, value in state_dict["state"].get(identifier, {}).items():
-                if value.shape != parameter.shape:
+                shape, dtype = self._kept_as(name, parameter)
+                if value.shape != shape:
                     raise ValueError(
                         f"the saved {name} of parameter {identifier} has shape {list(value.shape)}, the parameter "
                         f"{list(parameter.shape)}: load the state of the same model"
                     )
-                kept = value.detach().to(parameter.device, compute_dtype(parameter), copy=True)
-                self.state[parameter][name] = kept
+                self.state[parameter][name] = value.detach().to(parameter.device, dtype, copy=True)
+
+    def _kept_as(self, name: str, parameter: Tensor) -> tuple[torch.Size, torch.dtype]:
+        """Shape and dtype of a named part of a parameter's state."""
+        return parameter.shape, compute_dtype(parameter)
 
     def _initialise(self, parameter: Tensor) -> None:
         """Create the state of a parameter at its first use: θ' = θ and v = 0."""
@@ -208,9 +223,13 @@ class MeanTeacher(Optimizer):
         """Say which gradient is to blame, as far as this rank can see."""
         for number, group in enumerate(self.param_groups):
             for index, parameter in enumerate(group["params"]):
-                if parameter.grad is not None and not local_part(parameter.grad).isfinite().all():
+                gradient = self._gradient_of(parameter)
+                if gradient is not None and not local_part(gradient).isfinite().all():
                     return f"First at parameter {index} of group {number}, shape {list(parameter.shape)}."
         return "All gradients on this process are finite."
+
+    def _gradient_of(self, parameter: Tensor) -> Tensor | None:
+        return parameter.grad
 
     def _refuse_inside_teacher_weights(self, call: str) -> None:
         if self._inside_teacher_weights:
@@ -253,7 +272,7 @@ def _buckets(parameters: Iterable[Tensor]) -> Iterator[list[Tensor]]:
     yield from (bucket for bucket, _ in started.values())
 
 
-def _check_settings(group: dict[str, Any]) -> None:
+def check_settings(group: dict[str, Any]) -> None:
     """Raise unless the settings of a group make sense; run at every step, since schedulers change them."""
     for name in ("lr", "teacher_rate", "damping"):
         if not 0 <= group[name] < torch.inf:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from unteach.errors import shown
+from unteach.method.lean import LeanMeanTeacher
 from unteach.method.mean_teacher import MeanTeacher
 from unteach.method.registry import kind_problems
 from unteach.method.tensors import global_norm, local_part, other_weights
@@ -134,8 +135,11 @@ OPTIMIZERS: dict[str, OptimizerKind] = {
 }
 
 
-def make_optimizer(parameters: Iterable[Tensor], method: Any) -> Any:
-    """The optimizer of a method (``config.Method``) whose numbers are all given; else a ``ValueError`` is raised."""
+def make_optimizer(parameters: Iterable[Tensor], method: Any, state_bits: int = 32, seed: int = 0) -> Any:
+    """The optimizer of a method (``config.Method``) whose numbers are all given; else a ``ValueError`` is raised.
+
+    With 16 ``state_bits`` it is the lean mean teacher, whose rounding draws from the ``seed``.
+    """
     kind = OPTIMIZERS[method.optimizer]
     settings = {name: getattr(method, name) for name in kind.settings}
     if settings.get("warmup", 0) is None:
@@ -143,4 +147,6 @@ def make_optimizer(parameters: Iterable[Tensor], method: Any) -> Any:
     for name in {"lr", "teacher_rate", "damping"} & settings.keys():
         if settings[name] is None:
             raise ValueError(f"{name} is None: measure it first with calibrate()")
+    if state_bits == 16:
+        return LeanMeanTeacher(parameters, **settings, **method.optimizer_options, seed=seed)
     return kind.build(parameters, **settings, **method.optimizer_options)

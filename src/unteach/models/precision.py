@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -51,36 +51,52 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
     return torch.mm(a, b) if a.is_cuda else product_in_float32(a, b).to(a.dtype)
 
 
+def rounded_layers(model: Any) -> list[nn.Linear]:
+    """The layers whose weights ``half_weights`` rounds: the linear ones of the backbone that are not sharded."""
+    return [m for m in model.base_model.modules() if type(m) is nn.Linear and not is_sharded(m.weight)]
+
+
 @contextmanager
-def half_weights(model: Any, dtype: torch.dtype) -> Iterator[None]:
+def half_weights(
+    model: Any, dtype: torch.dtype, *, once: bool = True, value: Callable[[Tensor, torch.dtype], Tensor] | None = None
+) -> Iterator[None]:
     """Inside, the linear layers of the model's backbone compute in half precision, with weights rounded on entering.
 
-    A change of the weights inside the block is not seen. Gradients of the weights are float32; ``backward`` adds them
+    A change of the weights inside the block is not seen. With ``once`` off, each weight is rounded whenever it is met,
+    in the backward pass, too: the same numbers, more work, and no copy of all weights. With ``value``, a function of
+    weight and dtype, that is what layers compute with. Gradients of the weights are float32; ``backward`` adds them
     to ``.grad`` itself where there is one already, so use ``backward`` and not ``torch.autograd.grad``. Layers with
     sharded weights, and other operations, are left to autocast, which the caller switches on.
     """
-    linears = [m for m in model.base_model.modules() if type(m) is nn.Linear and not is_sharded(m.weight)]
+    linears: list[Any] = rounded_layers(model)
     try:
         for linear in linears:
             linear.__class__ = _HalfLinear
-            linear.rounded = linear.weight.detach().to(dtype)
+            linear.dtype = dtype
+            if value is not None:
+                linear.rounded = value(linear.weight, dtype)
+            else:
+                linear.rounded = linear.weight.detach().to(dtype) if once else None
         yield
     finally:
         _HalfLinear.last = None
         for linear in linears:
             linear.__class__ = nn.Linear
             linear.__dict__.pop("rounded", None)
+            linear.__dict__.pop("dtype", None)
 
 
 class _HalfLinear(nn.Linear):
     """A linear layer while its weight is rounded."""
 
-    rounded: Tensor
+    dtype: torch.dtype
+    rounded: Tensor | None
+    """None: it is rounded whenever it is met."""
     last: tuple[weakref.ref[Tensor], int, Tensor] | None = None
     """The last input, its version and its rounded copy, which queries, keys and values share."""
 
     def forward(self, input: Tensor) -> Tensor:
-        dtype, last = self.rounded.dtype, _HalfLinear.last
+        dtype, last = self.dtype, _HalfLinear.last
         if input.dtype == dtype or torch.compiler.is_compiling():
             half = input.detach().to(dtype)
         else:
@@ -95,16 +111,21 @@ class _HalfProduct(torch.autograd.Function):
     """x Wᵀ with x [...,D] and W [V,D] rounded to half precision; gradients of the exact ones, that of W in float32."""
 
     @staticmethod
-    def forward(ctx, input: Tensor, x: Tensor, weight: Tensor, half: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
+    def forward(ctx, input: Tensor, x: Tensor, weight: Tensor, half: Tensor | None) -> Tensor:  # type: ignore[no-untyped-def]
         ctx.save_for_backward(x, weight, half)
         ctx.dtype = input.dtype
+        half = weight.to(x.dtype) if half is None else half
         return _product(x.reshape(-1, x.shape[-1]), half.t()).view(*x.shape[:-1], half.shape[0])
 
     @staticmethod
     def backward(ctx, upstream: Tensor):  # type: ignore[no-untyped-def]
         x, weight, half = ctx.saved_tensors
-        upstream = upstream.reshape(-1, upstream.shape[-1]).to(half.dtype)
-        in_x = _product(upstream, half).view(x.shape).to(ctx.dtype) if ctx.needs_input_grad[0] else None
+        upstream = upstream.reshape(-1, upstream.shape[-1]).to(x.dtype)
+        in_x = None
+        if ctx.needs_input_grad[0]:
+            half = weight.to(x.dtype) if half is None else half
+            in_x = _product(upstream, half).view(x.shape).to(ctx.dtype)
+            del half
         in_weight = None
         if ctx.needs_input_grad[2]:
             in_weight = _weight_gradient(upstream.t(), x.reshape(-1, x.shape[-1]), weight)

@@ -20,8 +20,9 @@ from unteach.config import ForgetConfig, Method
 from unteach.errors import InputError
 from unteach.method.losses import LOSSES
 from unteach.method.mean_teacher import BUCKET_ELEMENTS
+from unteach.method.rounding import BLOCK, TILE
 from unteach.models.load import check_folder, find_folder, stored_tensors, whole_folder
-from unteach.models.precision import resolved_precision
+from unteach.models.precision import HALF, resolved_precision
 from unteach.planning.rehearsal import FLOAT, Rehearsal
 
 try:
@@ -33,6 +34,8 @@ SHORTEST = 64
 """Advice does not go below this max_tokens."""
 ALLOWANCE = {"cpu": (384 * 2**20, 0.65), "cuda": (512 * 2**20, 0.05)}
 """What the allocator keeps back and libraries take: so many bytes, and this share of what comes and goes in a run."""
+TILES = 10
+"""Tensors of a tile's size that are there at once where a lean step has no kernel."""
 EVALUATION = "in an evaluation"
 """The moment that is no part of a step and takes, on a GPU, what is free."""
 SMALL_FILES = 64 * 2**20
@@ -140,6 +143,7 @@ def plan(config: ForgetConfig, ranks: int | None = None) -> Plan:
     """
     config, device = config.chosen(), config.resolved_device()
     ranks = ranks or int(os.environ.get("WORLD_SIZE", "1"))
+    config.check_ranks(ranks)
     available = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_host_memory()
     if available is not None and device.type == "cpu":
         available //= min(ranks, int(os.environ.get("LOCAL_WORLD_SIZE", ranks)))
@@ -195,6 +199,12 @@ class _Run:
             self._students[config.trainable, adapted] = made
         return self._students[config.trainable, adapted]
 
+    def can_be_lean(self, config: ForgetConfig) -> bool:
+        """Whether a state in 16 bits would be another choice, and is one for these settings."""
+        methods = (*config.phases, config.method)
+        fit = all(method.optimizer == "mean_teacher" and not method.project_conflicts for method in methods)
+        return fit and self.ranks == 1 and config.state_bits == 32 and config.adapter is None
+
     def memory(self, config: ForgetConfig) -> Memory:
         """Of the phase that needs most."""
         each = [self._memory_of(config, method) for method in (*config.phases, config.method)]
@@ -216,7 +226,9 @@ class _Run:
         general = student.student_pass(*general_texts, method.divergence, 0, again)
         reading = student.reading(*general_texts)
 
+        lean = config.state_bits == 16
         trained, largest = FLOAT * student.trainable // ranks, student.largest // ranks
+        gradients = trained // 2 if lean else trained
         gathered = FLOAT * student.gathered if ranks > 1 else 0
         read_by_base = FLOAT * base.width * batch * (forget_length - 1) if base else 0
         outputs = read_by_base + FLOAT * student.width * general_batch * (general_length - 1)
@@ -230,6 +242,16 @@ class _Run:
         for option, other in self.others.items():
             standing[f"{option} model's weights"] = FLOAT * other.parameters // (1 if option == "base" else ranks)
         standing |= {"teacher": trained, "momentum": 2 * trained if adamw else trained}
+        set_aside = trained if adamw else 0
+        if lean:  # what a step takes besides: a gradient before it is rounded, tiles of all that is rounded
+            standing |= {"teacher": trained // 2 + FLOAT * student.trainable // BLOCK, "momentum": trained // 2}
+            set_aside = FLOAT * (student.trainable - student.rounded) if in_general in HALF else trained
+            stepping, exchange = 0 if on_gpu else TILES * FLOAT * min(TILE, largest), 0
+            forget, general = (
+                dataclasses.replace(each, activations=each.activations - (2 * student.rounded if name in HALF else 0))
+                for each, name in ((forget, in_forget), (general, in_general))
+            )
+        arriving = (FLOAT + 2) * largest + stepping if lean else 0
         stands = sum(standing.values())
         fixed, share = ALLOWANCE.get(self.device.type, ALLOWANCE["cpu"])
         evaluation = student.evaluation(config, self.device)
@@ -238,8 +260,8 @@ class _Run:
             if evaluation > room:
                 evaluation = max(room, student.evaluation(config, self.device, one_by_one=True))
         passing = {
-            "student's copy while the teacher reads": trained if adamw else 0,
-            "gradients": trained,
+            "student's copy while the teacher reads": set_aside,
+            "gradients": gradients + arriving,
             "gathered weights and gradients": gathered,
             "teacher's outputs": outputs,
             "activations": max(forget.activations, general.activations),
@@ -248,15 +270,15 @@ class _Run:
             "evaluation": evaluation,
         }
         moments = {  # beside what stands
-            "while the teacher reads": outputs + gathered + (trained + reading if adamw else max(reading, exchange)),
-            "while the student reads forget text": trained + outputs + gathered + forget.peak,
-            "while the student reads general text": trained + outputs + gathered + general.peak,
+            "while the teacher reads": outputs + gathered + max(set_aside + reading, exchange),
+            "while the student reads forget text": gradients + arriving + outputs + gathered + forget.peak,
+            "while the student reads general text": gradients + arriving + outputs + gathered + general.peak,
             "while the base model reads": read_by_base + (base.reading(*forget_texts) if base else 0),
-            "in the optimizer step": trained + outputs + stepping,
+            "in the optimizer step": gradients + outputs + stepping,
             EVALUATION: gathered + evaluation,
         }
         if on_cpu or ranks > 1:
-            moments["on going back to a checkpoint"] = trained if adamw else 2 * trained  # the saved state, twice
+            moments["on going back to a checkpoint"] = trained if adamw or lean else 2 * trained  # the saved state
         if on_cpu and ranks > 1:
             moments["while the model is loaded"] = FLOAT * student.parameters
         if on_cpu and config.adapter:
@@ -265,7 +287,8 @@ class _Run:
         allowed = {moment: fixed + round(share * size) for moment, size in moments.items()}
         totals = {moment: stands + size + allowed[moment] for moment, size in moments.items()}
         parts = standing | passing | {"allowance": allowed[max(totals, key=lambda moment: totals[moment])]}
-        return Memory(parts, totals, checkpoint=(4 if adamw else 3) * FLOAT * student.trainable)
+        each = FLOAT + 4 if lean else 4 * FLOAT if adamw else 3 * FLOAT
+        return Memory(parts, totals, checkpoint=each * student.trainable)
 
 
 def _disk(config: ForgetConfig, folder: Path, student: Rehearsal, checkpoint: int) -> int:
@@ -291,6 +314,7 @@ def _advice(config: ForgetConfig, run: _Run, available: int) -> str:
         *(("micro_batch", size, same) for size in _halves(min(config.micro_batch or rows, rows))),
         *([] if config.checkpoint_activations else [("checkpoint_activations", True, slower)]),
         *([("trainable", "blocks", "")] if config.trainable == "all" else []),
+        *([("state_bits", 16, "")] if run.can_be_lean(config) else []),
         *([("adapter", "lora", "")] if config.adapter is None else []),
         *(("base_bits", bits, "") for bits in (8, 4) if bits < (config.base_bits or 32)),
         *(("max_tokens", length, "") for length in _halves(longest, SHORTEST)),
@@ -300,6 +324,9 @@ def _advice(config: ForgetConfig, run: _Run, available: int) -> str:
     smallest = run.memory(config).needed
     for name, value, ending in steps:
         changes[name] = value
+        if name == "adapter":  # one or the other
+            changes |= {"state_bits": 32} if config.state_bits == 16 else {}
+            changes = {n: v for n, v in changes.items() if (n, v) != ("state_bits", 16)}
         needed = run.memory(dataclasses.replace(config, **changes)).needed
         smallest = needed if ending else smallest
         if needed <= available:

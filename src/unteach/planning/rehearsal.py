@@ -48,7 +48,7 @@ from unteach.models.load import (
     trainable_parameters,
     whole_folder,
 )
-from unteach.models.precision import precision_of_pass
+from unteach.models.precision import precision_of_pass, rounded_layers
 from unteach.models.quantised import FrozenLinear
 from unteach.training.passes import block_calls
 
@@ -121,6 +121,7 @@ class Rehearsal:
         kept: Bytes of weights under adapters that are kept in few bits.
         floats: How many numbers are kept in float32.
         largest: How many the largest trained weight has.
+        rounded: How many of the trained weights a pass in half precision rounds once for all micro-batches.
         vocabulary, width: V and D, the shape of the vocabulary head.
         context: How many tokens it reads at most.
         head_is_trained: Whether the vocabulary head is among the trained weights.
@@ -162,6 +163,8 @@ class Rehearsal:
             layers = adapted_layers(self.model).values()
             self.changed = sum(len(layer.b) * layer.a.shape[1] for layer in layers)
         self.largest = max((sizes[parameter] for parameter in chosen.values()), default=0)
+        linear = {layer.weight for layer in rounded_layers(self.model)}
+        self.rounded = sum(sizes[parameter] for parameter in chosen.values() if parameter in linear)
         self._head, blocks = Head.of(self.model), decoder_layers(self.model)
         self.vocabulary, self.width = self._head.weight.shape
         self.head_is_trained = self._head.weight.requires_grad

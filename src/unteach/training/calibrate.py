@@ -30,6 +30,7 @@ from unteach.config import ForgetConfig, Method
 from unteach.data import ForgetBatches, GeneralText
 from unteach.errors import InputError
 from unteach.method.divergences import NLL
+from unteach.method.lean import ReleasedGradients
 from unteach.method.optimizers import OPTIMIZERS
 from unteach.method.tensors import global_norm, local_part
 from unteach.method.theory import effective_damping
@@ -147,16 +148,17 @@ def _gradient_of_halves(
     sign, the square is taken.
     """
     losses, halves = [], []
+    released = _released(parameters, config)
     for half in (sequences[::2], sequences[1::2]) if len(sequences) > 1 else (sequences, sequences):
-        losses.append(_forget_gradient(model, parameters, half, config, share))
-        if any(p.grad is None for p in parameters):
+        losses.append(_forget_gradient(model, parameters, half, config, share, released))
+        found = _taken(parameters, released)
+        if any(gradient is None for gradient in found):
             remedy = "leave it out of the trainable weights"
             raise ValueError(f"a trainable weight has no gradient from the forget text: {remedy}")
-        halves.append([local_part(p.grad) for p in parameters if p.grad is not None])
-        for p in parameters:
-            p.grad = None
+        halves.append([local_part(gradient) for gradient in found if gradient is not None])
     product = float(sum((a.double() * b.double()).sum() for a, b in zip(*halves, strict=True)))
-    mean = [(a + b) / 2 for a, b in zip(*halves, strict=True)]
+    mean = [((a.float() + b) / 2).to(a.dtype) if a.dtype.itemsize == 2 else (a + b) / 2
+            for a, b in zip(*halves, strict=True)]  # fmt: skip
     square = float(sum(value.double().square().sum() for value in mean))
     product, square = sum_over_ranks([product, square])
     return sum(losses) / 2, math.sqrt(product if product > 0 else square), math.sqrt(square), mean
@@ -188,7 +190,8 @@ def _moved(
         return summed / counted
 
     with torch.no_grad():
-        start = [value.clone() for value in values]
+        lean = config.state_bits == 16  # then there may be no room for a copy beside the weights
+        start = [value.to("cpu" if lean else value.device, copy=True) for value in values]
         while (found := divergence_at(step)) < (IN_BF16 if coarse else SMALLEST_DIVERGENCE) and step < longest:
             step *= 2
         return step, 4 / 3 * (found - divergence_at(step / 2)) if coarse else found
@@ -268,27 +271,30 @@ def rounding_noise(
     exact_config = dataclasses.replace(config, precision=dataclasses.replace(config.precision, divergence="fp32"))
     sample = min(NOISE_SAMPLE, config.micro_batch or NOISE_SAMPLE)
     sequences = [forget.sequences[n] for n in forget.numbers(0, min(sample, config.batch))]
-    _forget_gradient(model, parameters, sequences, config, config.method.token_share or 1.0)
-    norm = global_norm([p.grad for p in parameters if p.grad is not None])
+    released = _released(parameters, config)
+    _forget_gradient(model, parameters, sequences, config, config.method.token_share or 1.0, released)
+    direction = _taken(parameters, released)
+    norm = global_norm([gradient for gradient in direction if gradient is not None])
     signal = (method.alpha or 1.0) * norm
     text = general.batch(0, min(sample, config.general_batch))
     chosen, exact = (_held(model, text, method.divergence, None, c) for c in (config, exact_config))
-    start = [p.detach().clone() for p in parameters]
+    start = [p.detach().to("cpu" if released else p.device, copy=True) for p in parameters]
     lr = method.lr or 0.0
     if method.optimizer == "adamw":  # moves each weight by lr
         way = lr * math.sqrt(sum(p.numel() for p in parameters)) * (0.1 if method.warmup else 1.0)
     else:
         way = lr * (signal if method.clip is None else min(signal, method.clip)) / (1 - method.momentum)
     with torch.no_grad():
-        for p in parameters:
-            if p.grad is not None and norm:
-                p.sub_(p.grad, alpha=way / norm)
+        for p, gradient in zip(parameters, direction, strict=True):
+            if gradient is not None and norm:
+                p.sub_(gradient, alpha=way / norm)
+    del direction
     try:
-        accumulate(model, parameters, [], [chosen], 1.0, config)
-        rounded = [None if p.grad is None else p.grad.clone() for p in parameters]
-        accumulate(model, parameters, [], [exact], 1.0, exact_config)
-        pairs = zip(parameters, rounded, strict=True)
-        return global_norm([p.grad - r for p, r in pairs if p.grad is not None and r is not None]), signal
+        accumulate(model, parameters, [], [chosen], 1.0, config, released=released)
+        rounded = _taken(parameters, released)
+        accumulate(model, parameters, [], [exact], 1.0, exact_config, released=released)
+        pairs = zip(_taken(parameters, released), rounded, strict=True)
+        return global_norm([e - r for e, r in pairs if e is not None and r is not None]), signal
     finally:
         with torch.no_grad():
             torch._foreach_copy_(parameters, start)
@@ -296,10 +302,28 @@ def rounding_noise(
             p.grad = None
 
 
+def _released(parameters: list[Tensor], config: ForgetConfig) -> ReleasedGradients | None:
+    """Where gradients are kept in 16 bits, a place for them."""
+    return ReleasedGradients(parameters, config.seed) if config.state_bits == 16 else None
+
+
+def _taken(parameters: list[Tensor], released: ReleasedGradients | None) -> list[Tensor | None]:
+    """The gradients of the last ``accumulate``, which nothing else holds any longer."""
+    if released is not None:
+        found = [released.sums.get(p) for p in parameters]
+        released.clear()
+        return found
+    found = [p.grad for p in parameters]
+    for p in parameters:
+        p.grad = None
+    return found
+
+
 def _forget_gradient(
-    model: Any, parameters: list[Tensor], sequences: list[list[int]], config: ForgetConfig, share_of_tokens: float
-) -> float:
-    """NLUL of sequences, its gradient left in ``.grad``."""
+    model: Any, parameters: list[Tensor], sequences: list[list[int]], config: ForgetConfig, share_of_tokens: float,
+    released: ReleasedGradients | None = None,
+) -> float:  # fmt: skip
+    """NLUL of sequences, its gradient left in ``.grad``, or in ``released``."""
     chosen = None
     if share_of_tokens < 1:
         initial = LogOddsOfModel(model, sequences, config)
@@ -307,4 +331,4 @@ def _forget_gradient(
     size = config.micro_batch or config.batch
     parts = parts_of_rank(range(len(sequences)), lambda numbers: in_micro_batches(numbers, size))
     pull = Pull(sequences=sequences, parts=parts, loss="nlul", chosen=chosen)
-    return accumulate(model, parameters, [pull], [], 1.0, config)["forget_loss"]
+    return accumulate(model, parameters, [pull], [], 1.0, config, released=released)["forget_loss"]

@@ -95,7 +95,8 @@ def unlearn(
     given = (model, parameters, base, texts.forget.sequences)
     others, fits = halving(config, lambda config: OtherModels(*given, config, methods, drawn), say)
     at = _Position(micro_batch=None if fits is config else fits.micro_batch)
-    optimizer, loops = make_optimizer(parameters.values(), methods[0]), NO_LOOPS
+    made = functools.partial(make_optimizer, parameters.values(), state_bits=config.state_bits, seed=config.seed)
+    optimizer, loops = made(methods[0]), NO_LOOPS
     loops_at: dict[int, OwnLoops] = {}  # of a private run, whose checkpoints have none
 
     def save() -> None:
@@ -114,7 +115,7 @@ def unlearn(
     def restore(step: int | None, *, rewinding: bool = True) -> None:
         nonlocal at, optimizer, loops
         optimizer.zero_grad()
-        optimizer = make_optimizer(parameters.values(), methods[0])  # the old state goes before the saved one comes
+        optimizer = made(methods[0])  # the old state goes before the saved one comes
         content = checkpoints.load(step, like=next(iter(parameters.values())), say=say)
         reduced = at.micro_batch
         at = _Position(**content["position"])
@@ -123,7 +124,7 @@ def unlearn(
         with torch.no_grad():
             for name, p in parameters.items():
                 p.copy_(content["weights"].pop(name))
-        optimizer = make_optimizer(parameters.values(), methods[at.phase])
+        optimizer = made(methods[at.phase])
         optimizer.load_state_dict(content["optimizer"])
         if others.initial:
             known = content["initial_log_odds"]  # those of the first steps, where max_steps was lower
@@ -163,7 +164,7 @@ def unlearn(
         method = methods[phase]
         if phase != at.phase:
             at.phase, at.pull = phase, 1.0
-            optimizer = make_optimizer(parameters.values(), method)  # θ' = θ again
+            optimizer = made(method)  # θ' = θ again
         if not method.loops_every:
             loops = NO_LOOPS
         elif at.step % method.loops_every == 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -15,15 +16,16 @@ from torch.utils.checkpoint import checkpoint
 from unteach.config import ForgetConfig
 from unteach.data import pad
 from unteach.method.divergences import DIVERGENCES, NLL
+from unteach.method.lean import LeanMeanTeacher
 from unteach.method.losses import LOSSES, forget_loss
 from unteach.method.vocab_head import Head, fused_rows, mean_of_rows, token_log_odds
 from unteach.models import decoder_layers
 from unteach.models.distributed import inside, share_out
-from unteach.models.precision import HALF, half_weights, precision_of_pass, resolved_precision
+from unteach.models.precision import HALF, half_weights, precision_of_pass, resolved_precision, rounded_layers
 
 __all__ = [
     "HeldText", "LogOddsOfModel", "Pull", "Reading", "block_calls", "by_length", "computing", "forget_term",
-    "held_term", "hidden_states", "in_micro_batches", "read",
+    "held_term", "hidden_states", "in_micro_batches", "read", "read_as_teacher",
 ]  # fmt: skip
 
 _COMPILED = "_compiled_for_passes"
@@ -126,16 +128,39 @@ def hidden_states(
 
 def read(
     model: Any, sequences: Sequence[Sequence[int]], parts: Parts, config: ForgetConfig, precision: str,
-    layer: int | None = None,
+    layer: int | None = None, value: Callable[[Tensor, torch.dtype], Tensor] | None = None,
 ) -> Reading:  # fmt: skip
-    """Let a model read the micro-batches of a text; only hidden states are kept."""
+    """Let a model read the micro-batches of a text; only hidden states are kept. ``value``: see ``computing``."""
 
     def read_all(model: Any) -> Reading:
         hidden = [hidden_states(model, [sequences[n] for n in numbers], layer)[0] for numbers, _ in parts]
         return Reading(hidden, Head.of(model).detached())
 
-    with torch.no_grad(), computing(model, precision, compiled=config.compile):
+    with torch.no_grad(), computing(model, precision, compiled=config.compile, value=value):
         return inside(model, read_all)
+
+
+def read_as_teacher(model: Any, optimizer: Any, texts: Sequence[HeldText], config: ForgetConfig) -> list[Reading]:
+    """What the teacher of an optimizer makes of some texts.
+
+    A lean one need not write the teacher into weights that the pass rounds: it makes the rounded copies itself.
+    """
+    precision = resolved_precision(config.precision.divergence, model.get_input_embeddings().weight.device)
+    given: dict[str, Any] = {}
+    value: Callable[[Tensor, torch.dtype], Tensor] | None = None
+    if isinstance(optimizer, LeanMeanTeacher) and precision in HALF:
+        uses = Counter(parameter for _, parameter in model.named_parameters(remove_duplicate=False))
+        trained = {p for group in optimizer.param_groups for p in group["params"] if uses[p] == 1}
+        rounded = {layer.weight for layer in rounded_layers(model)} & trained
+        given["besides"] = rounded
+
+        def teacher_value(weight: Tensor, dtype: torch.dtype) -> Tensor:
+            return optimizer.teacher_value(weight, dtype) if weight in rounded else weight.detach().to(dtype)
+
+        value = teacher_value
+
+    with optimizer.teacher_weights(**given):
+        return [read(model, text.sequences, text.parts, config, precision, value=value) for text in texts]
 
 
 def forget_term(model: Any, pull: Pull, part: int) -> tuple[Tensor, Tensor, int]:
@@ -255,7 +280,10 @@ def by_length(items: Sequence[Any], lengths: Sequence[int], size: int | None, lo
 
 
 @contextmanager
-def computing(model: Any, precision: str, *, compiled: bool = False, checkpointed: bool = False) -> Iterator[None]:
+def computing(
+    model: Any, precision: str, *, compiled: bool = False, checkpointed: bool = False, once: bool = True,
+    value: Callable[[Tensor, torch.dtype], Tensor] | None = None,
+) -> Iterator[None]:  # fmt: skip
     """Run passes of a model in a precision; its weights stay in float32.
 
     In half precision the linear layers' weights are rounded on entering, once for all micro-batches, so the weights
@@ -266,13 +294,15 @@ def computing(model: Any, precision: str, *, compiled: bool = False, checkpointe
         precision: See ``precision_of_pass``.
         compiled: Compile decoder blocks and what is done with logits, which takes half a minute at the first use.
         checkpointed: Keep only the blocks' inputs for the backward pass, which must be inside too.
+        once: Whether weights are rounded on entering, or whenever they are met, which takes less memory.
+        value: The rounded weights to compute with, if not those of the model, see ``half_weights``.
     """
     device = model.get_input_embeddings().weight.device
     precision = resolved_precision(precision, device)
     with ExitStack() as stack:
         stack.enter_context(precision_of_pass(precision, device))
         if precision in HALF:
-            stack.enter_context(half_weights(model, HALF[precision]))
+            stack.enter_context(half_weights(model, HALF[precision], once=once, value=value))
         if compiled or checkpointed:
             stack.enter_context(block_calls(model, compiled=compiled, checkpointed=checkpointed))
         if compiled:

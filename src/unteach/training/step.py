@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -13,10 +14,11 @@ from torch import Tensor
 from unteach.config import ForgetConfig
 from unteach.errors import InputError
 from unteach.method.divergences import NLL
+from unteach.method.lean import LeanMeanTeacher, ReleasedGradients
 from unteach.method.tensors import global_norm, local_part
 from unteach.models.distributed import inside, sum_over_ranks
 from unteach.models.precision import resolved_precision
-from unteach.training.passes import HeldText, Pull, computing, forget_term, held_term, read
+from unteach.training.passes import HeldText, Pull, computing, forget_term, held_term, read_as_teacher
 
 __all__ = ["accumulate", "add_without_conflict", "loss_scale", "train_step", "unscale_gradients"]
 
@@ -46,8 +48,7 @@ def train_step(
     """
     # 1. The teacher reads the held texts; only its last hidden states are kept.
     if any(text.divergence != NLL for text in held):  # that one needs no teacher
-        with optimizer.teacher_weights():
-            taught = [read(model, text.sequences, text.parts, config, config.precision.divergence) for text in held]
+        taught = read_as_teacher(model, optimizer, held, config)
         held = [
             dataclasses.replace(text, readings=[(text.weight, reading), *text.readings])
             for text, reading in zip(held, taught, strict=True)
@@ -55,7 +56,8 @@ def train_step(
 
     # 2. The student reads the forget texts, αL, and 3. the held texts, D.
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    terms = accumulate(model, parameters, pulls, held, alpha, config, project=project)
+    released = optimizer.gradients if isinstance(optimizer, LeanMeanTeacher) else None
+    terms = accumulate(model, parameters, pulls, held, alpha, config, project=project, released=released)
 
     # 4. Clip, damp, add momentum, step; the teacher slides after.
     try:
@@ -74,9 +76,11 @@ def train_step(
 
 def accumulate(
     model: Any, parameters: Sequence[Tensor], pulls: Sequence[Pull], held: Sequence[HeldText], alpha: float,
-    config: ForgetConfig, *, project: bool = False,
+    config: ForgetConfig, *, project: bool = False, released: ReleasedGradients | None = None,
 ) -> dict[str, float]:  # fmt: skip
     """Leave the gradient of α Σ L + Σ D in the parameters' ``.grad``, micro-batch by micro-batch.
+
+    If given, it is left in ``released`` instead, and weights are rounded whenever they are met, both for their memory.
 
     Each loss and divergence is a mean over the tokens of its text. In float16 the sum is scaled up (``loss_scale``);
     should a gradient then pass float16's range, all are computed again with a smaller scale. The scale depends on
@@ -85,15 +89,22 @@ def accumulate(
     Returns:
         ``forget_loss`` and ``nll_forget`` of the first pull, and ``divergence``, the sum over the held texts.
     """
-    calls = {"compiled": config.compile, "checkpointed": config.checkpoint_activations}
+    calls: dict[str, Any] = {
+        "compiled": config.compile,
+        "checkpointed": config.checkpoint_activations,
+        "once": released is None,
+    }
     most = max([sum(len(s) - 1 for s in pull.sequences) for pull in pulls] + [text.tokens for text in held])
     used = [config.precision.forget] * bool(pulls) + [config.precision.divergence] * bool(held)
     scale = loss_scale(most, *used, device=parameters[0].device)
+    taking = nullcontext if released is None else released.collecting
     while True:
         for parameter in parameters:
             parameter.grad = None
+        if released is not None:
+            released.clear()
         terms: dict[str, list[tuple[float, Tensor]]] = {"forget_loss": [], "nll_forget": [], "divergence": []}
-        with computing(model, config.precision.forget, **calls):
+        with computing(model, config.precision.forget, **calls), taking():
             for number, pull in enumerate(pulls):
                 total, predicted = pull.tokens, sum(len(s) - 1 for s in pull.sequences)
                 for part, (numbers, weight) in enumerate(pull.parts):
@@ -107,7 +118,7 @@ def accumulate(
         forget = [parameter.grad for parameter in parameters] if project else []
         for parameter in parameters if project else ():
             parameter.grad = None
-        with computing(model, config.precision.divergence, **calls):
+        with computing(model, config.precision.divergence, **calls), taking():
             for text in held:
                 for part, (_, weight) in enumerate(text.parts):
                     divergence, tokens = inside(model, held_term, text, part)
@@ -117,7 +128,10 @@ def accumulate(
         if project:
             add_without_conflict(parameters, forget)
         unscale_gradients(parameters, scale)
-        if scale <= 1 or math.isfinite(global_norm([p.grad for p in parameters if p.grad is not None])):
+        if released is not None:
+            released.unscale(scale)
+        found = [p.grad for p in parameters if p.grad is not None] if released is None else released.values()
+        if scale <= 1 or math.isfinite(global_norm(found)):
             break
         scale = max(1.0, scale / SCALE_STEP)
     sums = [sum(share * float(value) for share, value in values) for values in terms.values()]  # not before: it waits

@@ -1,11 +1,12 @@
-"""A step with adapters beside the step of all weights: seconds, memory, and what ``unteach plan`` says of it.
+"""A step with little memory beside the step of all weights: seconds, memory, and what ``unteach plan`` says of it.
 
-python benchmarks/adapters.py [--shape 7B] [--rank 16] [--ways full lora16 lora4+again] [--compile] [--tiny] [--json F]
+python benchmarks/adapters.py [--shape 7B] [--rank 16] [--ways full lean lora16 lora4+again] [--compile] [--tiny]
 
 Random weights of the named shape, forget 40 × 1024 and general 40 × 512 tokens, NLUL and KL. A way is ``full`` (all
-weights of the blocks, float32) or ``loraBITS``: adapters on a base of 32, 16, 8 or 4 bits; ``+again`` computes
-activations again in the backward pass. For each: trained weights, seconds of a step (median), the most that the
-allocator had given out in a step, and the plan's count of tensors, without and with its allowance.
+weights of the blocks, float32), ``lean`` (all, their state in 16 bits) or ``loraBITS``: adapters on a base of 32, 16, 8
+or 4 bits; ``+again`` computes activations again in the backward pass. For each: trained weights, seconds of a step
+(median), the most that the allocator had given out in a step, and the plan's count of tensors, without and with its
+allowance.
 """
 
 import os
@@ -35,13 +36,14 @@ from unteach.planning.plan import ALLOWANCE, plan
 from unteach.planning.rehearsal import LiveBytes
 
 STANDING = ("weights", "adapters", "weights in few bits", "teacher", "momentum")
-LIMITS = {"lora16": 40, "lora4+again": 22}
+WAYS = ["full", "lean", "lean+again", "lora32", "lora16", "lora8", "lora4", "lora4+again"]
+LIMITS = {"lean": 78, "lora16": 40, "lora4+again": 22}
 """GiB that a step of 7B should not pass."""
 
 
 def settings(way, options):
     name, _, again = way.partition("+")
-    bits = int(name.removeprefix("lora")) if name != "full" else None
+    bits = int(name.removeprefix("lora")) if name.startswith("lora") else None
     precision = options.precision or ("fp16" if options.device == "cuda" else "fp32")
     config = ForgetConfig(
         model="",
@@ -54,6 +56,7 @@ def settings(way, options):
         precision=Precision(forget=precision, divergence=precision),
         compile=options.compile,
         checkpoint_activations=bool(again),
+        state_bits=16 if name == "lean" else 32,
         device=options.device,
     )
     lora = {"adapter": "lora", "rank": options.rank, "base_bits": bits, "save": "adapter"}
@@ -83,7 +86,7 @@ def measure(way, options):
         keep_base_in(model, config.base_bits, None)
         parameters = adapter_parameters(model)
     gc.collect()
-    optimizer = make_optimizer(parameters.values(), METHOD)
+    optimizer = make_optimizer(parameters.values(), METHOD, config.state_bits)
     vocabulary = model.config.vocab_size
     forget = ForgetBatches(random_sequences(options.batch, options.forget_tokens, vocabulary), 0)
     general = RandomText(options.batch, options.general_tokens, vocabulary)
@@ -127,7 +130,7 @@ def main():
     arguments = parser(__doc__)
     arguments.add_argument("--shape", default="7B")
     arguments.add_argument("--rank", type=int, default=16)
-    arguments.add_argument("--ways", nargs="+", default=["full", "lora32", "lora16", "lora8", "lora4", "lora4+again"])
+    arguments.add_argument("--ways", nargs="+", default=WAYS)
     arguments.add_argument("--batch", type=int, default=40)
     arguments.add_argument("--micro-batch", type=int, default=2)
     arguments.add_argument("--forget-tokens", type=int, default=1024)

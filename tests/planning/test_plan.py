@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors.torch import save_file
-from transformers import LlamaConfig
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 
 from steps import held_to, one_step, pull_of
 from tiny_models import CONFIGS, save_tiny, small_tokenizer, tiny_model
@@ -191,6 +191,59 @@ def test_a_step_takes_what_was_planned(method, trainable, micro_batch, checkpoin
     assert parts["weights"] == 4 * numbers(model.parameters())
     assert parts["teacher"] == parts["gradients"] == planned.checkpoint / (4 if "adamw" in method else 3)
     assert parts["momentum"] == (2 if "adamw" in method else 1) * parts["teacher"]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.usefixtures("no_allowance")
+def test_a_lean_step_takes_what_was_planned(precision, tmp_path):
+    folder = shape_folder(tmp_path / "model", hidden_size=128, intermediate_size=384, num_hidden_layers=4)
+    config = ForgetConfig(
+        model=folder, device="cpu", method=METHODS["mean teacher"], batch=4, general_batch=4, micro_batch=1,
+        max_tokens=32, general_tokens=32, precision=Precision(forget=precision, divergence=precision), state_bits=16,
+    )  # fmt: skip
+    planned = plan(config).memory
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder)).eval()
+    optimizer = make_optimizer(trainable_parameters(model, "blocks").values(), config.method, 16)
+    general, forget = SimpleNamespace(batch=lambda step, size: padded(size, 32)), ForgetBatches(padded(4, 32), 0)
+    others = OtherModels(model, {}, None, forget.sequences, config, [config.method])
+
+    def step():
+        one_step(model, optimizer, forget, general, config.method, config, 0, others)
+
+    step()
+    standing = [*model.parameters(), *(value for state in optimizer.state.values() for value in state.values())]
+    with LiveBytes([*standing, *model.buffers()]) as live:
+        step()
+    real = live.peak + sum(tensor.nbytes for tensor in standing)
+    training = {moment: size for moment, size in planned.moments.items() if "read" in moment or "optimizer" in moment}
+    assert max(training.values()) == pytest.approx(real, rel=0.1)
+    parts, trained = planned.parts, sum(p.numel() for p in trainable_parameters(model, "blocks").values())
+    assert parts["teacher"] + parts["momentum"] == sum(t.nbytes for s in optimizer.state.values() for t in s.values())
+    assert parts["momentum"] == 2 * trained
+    full = plan(dataclasses.replace(config, state_bits=32)).memory
+    assert planned.needed < full.needed
+    assert planned.checkpoint == pytest.approx(full.checkpoint * 8 / 12, rel=0.01)
+    with pytest.raises(InputError, match="state_bits is 16: 2 processes"):
+        plan(config, ranks=2)
+
+
+@pytest.mark.usefixtures("no_allowance")
+def test_a_lean_state_is_advised_before_adapters(made, tmp_path, monkeypatch):
+    folder = shape_folder(tmp_path / "wide", hidden_size=256, intermediate_size=1024)
+    few = {"model": folder, "batch": 1, "general_batch": 1, "max_tokens": 64, "general_tokens": 64, "probes": 1}
+    few |= {"method": METHODS["mean teacher"], "checkpoint_activations": True}
+    monkeypatch.setattr(plan_module, "free_host_memory", lambda: 2**60)
+    enough = made(**few, state_bits=16).memory.needed
+    monkeypatch.setattr(plan_module, "free_host_memory", lambda: enough)
+    (problem,) = made(**few).problems()
+    assert "set state_bits to 16, which needs " in problem
+    monkeypatch.setattr(plan_module, "free_host_memory", lambda: enough - 1)
+    (problem,) = made(**few).problems()
+    assert "set adapter to lora, which needs " in problem
+    (problem,) = made(**few, state_bits=16).problems()
+    assert "set adapter to lora and state_bits to 32, which needs " in problem
+    (problem,) = made(**(few | {"method": METHODS["adamw"]})).problems()
+    assert "state_bits" not in problem
 
 
 @pytest.mark.parametrize("method", ["mean teacher", "adamw"])

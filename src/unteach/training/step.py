@@ -127,10 +127,12 @@ def accumulate(
                     terms["divergence"].append((share, divergence.detach()))
         if project:
             add_without_conflict(parameters, forget)
-        unscale_gradients(parameters, scale)
-        if released is not None:
+        if released is None:
+            unscale_gradients(parameters, scale)
+            found = [p.grad for p in parameters if p.grad is not None]
+        else:
             released.unscale(scale)
-        found = [p.grad for p in parameters if p.grad is not None] if released is None else released.values()
+            found = released.values()
         if scale <= 1 or math.isfinite(global_norm(found)):
             break
         scale = max(1.0, scale / SCALE_STEP)

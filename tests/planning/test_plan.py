@@ -239,9 +239,9 @@ def test_a_lean_state_is_advised_before_adapters(made, tmp_path, monkeypatch):
     assert "set state_bits to 16, which needs " in problem
     monkeypatch.setattr(plan_module, "free_host_memory", lambda: enough - 1)
     (problem,) = made(**few).problems()
-    assert "set adapter to lora, which needs " in problem
+    assert "set adapter to lora and base_bits to 8, which needs " in problem
     (problem,) = made(**few, state_bits=16).problems()
-    assert "set adapter to lora and state_bits to 32, which needs " in problem
+    assert "set adapter to lora and state_bits to 32 and base_bits to 8, which needs " in problem
     (problem,) = made(**(few | {"method": METHODS["adamw"]})).problems()
     assert "state_bits" not in problem
 

@@ -34,8 +34,8 @@ SHORTEST = 64
 """Advice does not go below this max_tokens."""
 ALLOWANCE = {"cpu": (384 * 2**20, 0.65), "cuda": (512 * 2**20, 0.05)}
 """What the allocator keeps back and libraries take: so many bytes, and this share of what comes and goes in a run."""
-TILES = 10
-"""Tensors of a tile's size that are there at once where a lean step has no kernel."""
+TILES = {"adding": 5, "stepping": 12}
+"""Tensors of a tile's size that are there at once where a lean gradient or step has no kernel."""
 EVALUATION = "in an evaluation"
 """The moment that is no part of a step and takes, on a GPU, what is free."""
 SMALL_FILES = 64 * 2**20
@@ -242,16 +242,17 @@ class _Run:
         for option, other in self.others.items():
             standing[f"{option} model's weights"] = FLOAT * other.parameters // (1 if option == "base" else ranks)
         standing |= {"teacher": trained, "momentum": 2 * trained if adamw else trained}
-        set_aside = trained if adamw else 0
+        set_aside, arriving = trained if adamw else 0, 0
         if lean:  # what a step takes besides: a gradient before it is rounded, tiles of all that is rounded
             standing |= {"teacher": trained // 2 + FLOAT * student.trainable // BLOCK, "momentum": trained // 2}
             set_aside = FLOAT * (student.trainable - student.rounded) if in_general in HALF else trained
-            stepping, exchange = 0 if on_gpu else TILES * FLOAT * min(TILE, largest), 0
+            tile, exchange = 0 if on_gpu else FLOAT * min(TILE, largest), 0
+            stepping, adding = (tile * TILES[what] for what in ("stepping", "adding"))
+            arriving = FLOAT * largest + (2 * largest if {in_forget, in_general} & HALF.keys() else 0) + adding
             forget, general = (
                 dataclasses.replace(each, activations=each.activations - (2 * student.rounded if name in HALF else 0))
                 for each, name in ((forget, in_forget), (general, in_general))
             )
-        arriving = (FLOAT + 2) * largest + stepping if lean else 0
         stands = sum(standing.values())
         fixed, share = ALLOWANCE.get(self.device.type, ALLOWANCE["cpu"])
         evaluation = student.evaluation(config, self.device)

@@ -258,6 +258,16 @@ def test_fixed_rows_end_at_their_limits_at_stop_ids_and_at_the_context(fixed):
     assert len(calls) == 1, "it stops when all rows have ended"
 
 
+def test_a_row_that_has_ended_is_asked_for_no_position_beyond_the_context():
+    """One with a long prompt fills the context first, and stays in the batch until more have ended."""
+    model = scale(tiny_model("gpt2"), 20)
+    prompts = [list(range(2, 2 + length)) for length in (60, 20, 19, 18, 17, 16)]
+    limits = [64 - len(prompt) for prompt in prompts]
+    together = generate(model, prompts, max_new_tokens=limits)
+    assert list(map(len, together)) == limits
+    assert together == [generate(model, [p], max_new_tokens=n)[0] for p, n in zip(prompts, limits, strict=True)]
+
+
 def test_steps_are_fixed_only_where_every_step_does_the_same():
     config = tiny_model("llama").config
     keys = SimpleNamespace(keys=torch.zeros(1, 1, 4, 1), values=torch.zeros(1, 1, 4, 1))

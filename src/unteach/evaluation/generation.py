@@ -192,6 +192,7 @@ def _decode(
     logits, cache, mask = reader.read(prompts, room=max(limits))
     positions = torch.tensor([len(prompt) for prompt in prompts], device=mask.device)
     outputs: list[list[int]] = [[] for _ in prompts]
+    last = context_length(reader.model) - 1
     rows = list(range(len(prompts)))  # rows[i]: which prompt row i of the cache belongs to
     going = set(rows)
 
@@ -220,7 +221,7 @@ def _decode(
             rows = [rows[row] for row in alive]
         mask = torch.cat([mask, mask.new_ones(len(rows), 1)], dim=1)
         logits, cache = reader.forward(tokens[:, None], mask, positions[:, None], cache)
-        positions = positions + 1
+        positions = (positions + 1).clamp(max=last)  # of rows that have ended
         tokens = pick(logits)
         write(tokens.tolist())
     return outputs

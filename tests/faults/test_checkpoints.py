@@ -40,7 +40,7 @@ def equal(first, second):
 @pytest.fixture
 def checkpoints(tmp_path):
     """Two checkpoints, of steps 2 and 4."""
-    made = Checkpoints(tmp_path / "checkpoints", 2)
+    made = Checkpoints(tmp_path / "checkpoints", 2, run="this one")
     for step in (2, 4):
         made.save(step, content(step), protect=())
     return made
@@ -102,6 +102,7 @@ DAMAGES = {
     "state: a number of 5,000 digits": (STATE, lambda file: file.write_text('{"sha256": ' + "9" * 5000 + "}")),
     "state: another format": (STATE, restate(format="other")),
     "state: another step": (STATE, restate(step=9)),
+    "state: another run": (STATE, restate(run="another")),
     "state: files outside": (STATE, restate(files={"../../x.safetensors": {"bytes": 1, "sha256": ""}})),
     "state: files a list": (STATE, restate(files=[1])),
     "state: files without sums": (STATE, restate(files={WEIGHTS: {}})),

@@ -1,6 +1,9 @@
 """A resumed run is the run that began: what was changed meanwhile is named and refused, or accepted and recorded."""
 
+import errno
 import json
+import os
+import re
 import shutil
 
 import pytest
@@ -11,9 +14,11 @@ from small_run import make_inputs, names_in, paused_run, result_of, run
 
 from unteach.cli import main
 from unteach.errors import InputError
+from unteach.job.ending import saying_how_to_go_on
 from unteach.job.inputs import read_inputs
 from unteach.job.lock import holding
 from unteach.job.same_run import StartRecord, accepted_changes, saved_config
+from unteach.writing import sealed
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +94,10 @@ SETTINGS = {
         lambda f: (f / "paused/start.json").write_text((f / "paused/start.json").read_text().replace("nlul", "nlum")),
         "start.json is damaged: its checksum does not match",
     ),
+    "a record of nothing": (
+        lambda f: (f / "paused/start.json").write_text(sealed({"format": "unteach.start/1", "config": 3})),
+        "start.json is damaged: it has no config and no inputs and no changes",
+    ),
 }
 
 
@@ -102,6 +111,12 @@ def test_other_settings_are_refused_by_name(mine, change):
     assert expected in refused.value.problems[0]
     assert "--accept-changes" in refused.value.problems[0]
     saved_config(mine / "paused", accept=True)
+
+
+@pytest.mark.parametrize("flag", ["--config", "--preset"])
+def test_settings_from_elsewhere_are_refused(mine, flag, capsys):
+    assert main(["forget", "--resume", str(mine / "paused"), flag, str(mine / "paused/config.yaml")]) == 2
+    assert f"unteach: {flag}: a resumed run keeps its settings" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("change", INPUTS)
@@ -135,6 +150,8 @@ def test_accepted_changes_stand_in_the_record_the_log_and_the_card(mine):
     ]
     assert "changed on the way: seed was 0 and is 1" in (mine / "paused/model/README.md").read_text()
     assert "warning: accepted: seed was 0 and is 1" in (mine / "paused/run.log").read_text()
+    scores = [json.loads((mine / f"paused/evaluations/step_{step:06d}.json").read_text()) for step in (0, 3)]
+    assert scores[0]["benchmark"] == scores[1]["benchmark"], "before and after are of the same texts"
 
 
 def test_a_finished_run_says_so_and_does_nothing(mine, capsys):
@@ -164,10 +181,8 @@ BEFORE, FIRST, SUMS = "checkpoints/before.json", "evaluations/step_000000.json",
     [
         (BEFORE, flipped),
         (FIRST, emptied),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in ((BEFORE, emptied), (FIRST, flipped), (SUMS, flipped))
-        ),
+        (SUMS, flipped),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((BEFORE, emptied), (FIRST, flipped))),
     ],
 )
 def test_damaged_scores_are_measured_again(mine, paused, name, damage):
@@ -175,8 +190,8 @@ def test_damaged_scores_are_measured_again(mine, paused, name, damage):
     said = []
     run(mine, mine / "paused", resume=True, said=said)
     assert result_of(mine / "paused") == result_of(paused / "whole")
-    if name != SUMS:
-        assert any(f"{name} is damaged" in line and "is measured again" in line for line in said)
+    named = BEFORE if name == SUMS else name
+    assert any(f"{named} is damaged" in line and "is measured again" in line for line in said)
     scores = [json.loads((out / "paused/checkpoints/before.json").read_text()) for out in (mine, paused)]
     assert scores[0] == scores[1]
 
@@ -204,6 +219,38 @@ def test_a_damaged_log_is_named_and_the_weights_do_not_depend_on_it(mine, paused
     run(mine, mine / "paused", resume=True, said=said)
     assert result_of(mine / "paused")[0] == result_of(paused / "whole")[0]
     assert any("metrics.jsonl is damaged" in line for line in said)
+
+
+def test_without_its_log_it_goes_on_from_its_checkpoint(mine, paused):
+    (mine / "paused/metrics.jsonl").unlink()
+    said = []
+    run(mine, mine / "paused", resume=True, said=said)
+    assert result_of(mine / "paused")[0] == result_of(paused / "whole")[0]
+    assert any("metrics.jsonl is damaged" in line for line in said)
+    assert "goes on from step 2" in said
+
+
+def test_a_checkpoint_of_another_run_is_not_used(paused, tmp_path, monkeypatch):
+    """Of the same model and steps: its weights fit, and are others."""
+    out, other = tmp_path / "run", tmp_path / "other"
+    for folder, seed in ((out, 0), (other, 1)):
+        paused_run(paused, folder, monkeypatch, seed=seed)
+    shutil.rmtree(out / "checkpoints/step_000002")
+    shutil.copytree(other / "checkpoints/step_000002", out / "checkpoints/step_000002")
+    said = []
+    run(paused, out, resume=True, said=said)
+    assert any("step_000002 is damaged: it is a checkpoint of another run" in line for line in said)
+    assert result_of(out) == result_of(paused / "whole")
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"),
+    [(errno.ENOSPC, "make room"), (errno.EDQUOT, "make room"), (errno.EROFS, "let it be"), (errno.EISDIR, "let it be")],
+)
+def test_a_folder_that_cannot_be_written_is_a_line(paused, number, expected):
+    words = f"{os.strerror(number)} (the file): {expected}"
+    with pytest.raises(InputError, match=re.escape(words)), saying_how_to_go_on(paused / "paused"):
+        raise OSError(number, os.strerror(number), "the file")
 
 
 def test_a_damaged_checkpoint_costs_a_step_and_no_bit(mine, paused):

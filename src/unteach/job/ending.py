@@ -24,6 +24,10 @@ __all__ = ["ended", "saying_how_to_go_on", "write_page"]
 
 FAILED, INTERRUPTED = 1, 130
 """Exit status of a rank that ends without the others."""
+_MENDED_BY = dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "make room") | dict.fromkeys(
+    (errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.EEXIST), "let it be written"
+)
+"""What can be done where the system does not let a run be written."""
 
 
 def write_page(run: Path) -> Path | None:
@@ -42,9 +46,10 @@ def saying_how_to_go_on(run: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not (run / "config.yaml").exists():
+        if error.errno not in _MENDED_BY or not (run / "config.yaml").exists():
             raise
-        raise InputError(f"{error.strerror} ({error.filename or run}): make room, then {going_on(run)}") from None
+        then = f"{_MENDED_BY[error.errno]}, then {going_on(run)}"
+        raise InputError(f"{error.strerror} ({error.filename or run}): {then}") from None
     except (Interrupted, KeyboardInterrupt, RuntimeError) as error:
         lost = lost_rank(error)
         if isinstance(error, RuntimeError) and not lost:

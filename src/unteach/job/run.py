@@ -35,14 +35,13 @@ from unteach.job.run_folder import (
     rewind,
     step_log,
 )
-from unteach.job.same_run import accepted_changes, begun, going_on_with
+from unteach.job.same_run import accepted_changes, begun, checkpoints_of, going_on_with
 from unteach.models import context_length
 from unteach.models.adapters import merge
 from unteach.models.distributed import from_first_rank, has_shards, is_first_rank, join, ranks
 from unteach.models.save import save_result
 from unteach.models.threads import with_threads
 from unteach.training.calibrate import calibrated, is_complete, measure, noise_warning
-from unteach.training.checkpoint import Checkpoints
 from unteach.training.loop import Outcome, catching_signals, unlearn
 from unteach.training.stopping import HARDER, parse_rule
 from unteach.training.texts import Texts
@@ -331,8 +330,9 @@ class ForgetJob:
         """Run the loop, with a log, checkpoints and a way to pause."""
         config = self.config
         metrics = self.folder.path / "metrics.jsonl"
-        logs = (metrics, self.folder.path / STOP_SCORES)
-        resume = from_first_rank(self.resume and metrics.exists())  # else it ended before step 1
+        checkpoints = checkpoints_of(self.folder.path, config.keep_checkpoints)
+        made_steps = metrics.exists() or any(checkpoints.steps())  # else it ended before step 1
+        resume = from_first_rank(self.resume and made_steps)
         first = is_first_rank()
         with catching_signals(self.say) as paused, step_log(metrics, config) if first else nullcontext(_ignore) as log:
             outcome = unlearn(
@@ -343,7 +343,7 @@ class ForgetJob:
                 search=self.search,
                 evaluate=self.evaluate_stop,
                 confirm=self.excess_elsewhere,
-                checkpoints=Checkpoints(self.folder.path / "checkpoints", config.keep_checkpoints, logs),
+                checkpoints=checkpoints,
                 base=self.inputs.base,
                 log=log,
                 rewind=functools.partial(rewind, metrics) if first else _ignore,

@@ -170,8 +170,8 @@ class RunFolder:
         if not self.resume or not file.is_file():
             return False
         try:
-            if name in sums and file_sha256(file) not in sums[name]:
-                raise ValueError("its checksum does not match")
+            if file_sha256(file) not in sums.get(name, ()):
+                raise ValueError("its checksum does not match" if name in sums else "its checksum is lost")
             _from_file(file)
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             self.say(f"warning: {file} is damaged ({first_line(error)}) and is measured again")

@@ -20,13 +20,15 @@ from unteach.job.receipts.privacy import hidden_hash, secret_of
 from unteach.job.run_folder import STOP_SCORES, RunFolder, going_on, rewind
 from unteach.models.distributed import from_first_rank, is_first_rank
 from unteach.settings import from_values, from_yaml, read_settings, to_yaml
-from unteach.writing import file_sha256, sealed, unsealed, write_whole
+from unteach.training.checkpoint import Checkpoints
+from unteach.writing import file_sha256, json_sha256, sealed, unsealed, write_whole
 
 __all__ = [
     "START",
     "StartRecord",
     "accepted_changes",
     "begun",
+    "checkpoints_of",
     "config_to_resume",
     "ended_already",
     "going_on_with",
@@ -42,7 +44,7 @@ _MAY_DIFFER = ("out",)
 """A run folder may be moved."""
 _ACCEPT = "undo that, start anew with another --out, or go on all the same with --accept-changes, which is recorded"
 _WHAT = {
-    "weights": "the weights of {0}", "files": "the configuration or tokenizer of {0}", "file": "the file of {0}",
+    "weights": "the weights of {0}", "files": "the configuration or tokenizer of {0}", "file": "the lines of {0}",
     "texts": "the texts of {0}",
 }  # fmt: skip
 
@@ -56,6 +58,8 @@ class StartRecord:
     """SHA-256 by what it is of, such as ``texts documents`` and ``weights model``."""
     changes: tuple[dict[str, Any], ...] = ()
     """What was other when the run went on, and was accepted: ``when`` and ``what``."""
+    run: str = ""
+    """SHA-256 of what it began with, which every checkpoint of the run has, too; empty where that is not known."""
 
     @classmethod
     def of(cls, config: ForgetConfig, inputs: Inputs, run: Path) -> StartRecord:
@@ -65,7 +69,8 @@ class StartRecord:
             if file := getattr(config, option):
                 found[f"file {option}"] = file_sha256(Path(file))
         record = cls(_plain(config), found)
-        return record.in_private(secret_of(run)) if config.private else record
+        record = record.in_private(secret_of(run)) if config.private else record
+        return dataclasses.replace(record, run=json_sha256([record.config | {"out": ""}, record.inputs]))
 
     def in_private(self, secret: bytes) -> StartRecord:
         """The same with hashes of texts that need the secret."""
@@ -83,7 +88,10 @@ class StartRecord:
             raise ValueError(str(error)) from None
         if content.get("format") != FORMAT:
             raise ValueError(f"its format is {content.get('format')!r}")
-        return cls(content["config"], content["inputs"], tuple(content["changes"]))
+        kinds = {"config": dict, "inputs": dict, "changes": list}
+        if wrong := [name for name, kind in kinds.items() if not isinstance(content.get(name), kind)]:
+            raise ValueError(f"it has no {' and no '.join(wrong)}")
+        return cls(content["config"], content["inputs"], tuple(content["changes"]), str(content.get("run", "")))
 
     def write(self, run: Path) -> None:
         """Write it into a run folder, all or nothing."""
@@ -130,9 +138,10 @@ def config_to_resume(flags: dict[str, str], arguments: Sequence[str]) -> ForgetC
     """The settings of the run that ``--resume`` names, where nothing else is given but ``--max-steps``, which is put
     among the flags."""
     flag, _, limit = " ".join(arguments).replace("=", " ").partition(" ")
-    if (arguments and flag != "--max-steps") or "--" in limit:
+    others = sorted({"--config", "--preset"} & flags.keys())
+    if others or (arguments and flag != "--max-steps") or "--" in limit:
         kept = "a resumed run keeps its settings; only --max-steps can be given with --resume RUN"
-        raise InputError(f"{' '.join(arguments)}: {kept}")
+        raise InputError(f"{' '.join([*others, *arguments])}: {kept}")
     if arguments and not (limit.isdecimal() and len(limit) < 10 and int(limit) > 0):
         raise InputError(f"max_steps is {limit!r}: it must be a whole number of steps, at least 1")
     flags["--max-steps"] = limit
@@ -196,6 +205,13 @@ def begun(folder: RunFolder, config: ForgetConfig, inputs: Inputs, asked: Docume
     return config
 
 
+def checkpoints_of(run: Path, keep: int) -> Checkpoints:
+    """The checkpoints of a run that has begun; those of another run are none of it."""
+    record = StartRecord.read(run) if is_first_rank() else None
+    logs = (run / "metrics.jsonl", run / STOP_SCORES)
+    return Checkpoints(run / "checkpoints", keep, logs, record.run if record else "")
+
+
 def accepted_changes(
     run: Path, config: ForgetConfig, inputs: Inputs, *, accept: bool, say: Callable[[str], None]
 ) -> list[str]:
@@ -221,7 +237,7 @@ def _compared(run: Path, config: ForgetConfig, inputs: Inputs, accept: bool) -> 
     except ValueError as error:
         start, wrong = None, f"{START} was damaged: {error}"
     if start is None and not wrong:
-        now.write(run)
+        dataclasses.replace(now, run="").write(run)
         unknown = "whether texts, model and settings are those it began with is not known: an earlier version began it"
         return [f"warning: {unknown}"], [], ""
     said = [wrong] if start is None else start.differences(now)
@@ -229,10 +245,17 @@ def _compared(run: Path, config: ForgetConfig, inputs: Inputs, accept: bool) -> 
         return [], [], f"{run} cannot go on as the same run: {'; '.join(said)}: {_ACCEPT}"
     known = start.changes if start else ()
     if said:
+        _forget_scores(run)  # first: once the change is recorded, nothing would tell that they are of other texts
         known = (*known, {"when": datetime.now(UTC).isoformat(timespec="seconds"), "what": said})
-        dataclasses.replace(now, changes=known).write(run)
+        dataclasses.replace(now, changes=known, run=start.run if start else "").write(run)
     lines = [f"changed on the way: {what}" for change in known for what in change["what"]]
     return [f"warning: accepted: {what}" for what in said], lines, ""
+
+
+def _forget_scores(run: Path) -> None:
+    """Remove the scores that a run has measured: of other texts or models they cannot be compared with later ones."""
+    for file in (*(run / "evaluations").glob("*.json"), *(run / "checkpoints").glob("*.json")):
+        file.unlink()
 
 
 def _plain(config: ForgetConfig) -> dict[str, Any]:

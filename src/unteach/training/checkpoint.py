@@ -48,10 +48,11 @@ class Checkpoints:
     Args:
         keep: How many are kept, besides those that these and the search may go back to.
         logs: Files of lines that grow along with the run; each checkpoint knows how they began.
+        run: What tells this run from others; a checkpoint of another one is not used. Empty: it is not known.
     """
 
-    def __init__(self, folder: Path, keep: int, logs: Sequence[Path] = ()) -> None:
-        self.folder, self.keep, self.logs = folder, keep, logs
+    def __init__(self, folder: Path, keep: int, logs: Sequence[Path] = (), run: str = "") -> None:
+        self.folder, self.keep, self.logs, self.run = folder, keep, logs, run
         if is_first_rank():
             folder.mkdir(parents=True, exist_ok=True)
             for left_over in folder.glob("*.part"):
@@ -91,7 +92,7 @@ class Checkpoints:
             files = {name: sums for each in from_all_ranks(file) for name, sums in each.items()}
             if is_first_rank():
                 state = {"format": FORMAT, "step": step, "number": self._last_number() + 1, "needs": sorted(protect)}
-                state |= {"logs": self._log_sums(), "files": files, "content": plain}
+                state |= {"run": self.run, "logs": self._log_sums(), "files": files, "content": plain}
                 with (partial / STATE).open("w", encoding="utf-8") as stream:
                     stream.write(sealed(state))
                     sync(stream)
@@ -206,6 +207,8 @@ class Checkpoints:
         state = unsealed((self.path(step) / STATE).read_text(encoding="utf-8"))
         if state.get("format") != FORMAT or state.get("step") != step:
             raise ValueError(f"{STATE} is of format {state.get('format')!r}, step {state.get('step')!r}")
+        if self.run and state.get("run") and state["run"] != self.run:
+            raise ValueError("it is a checkpoint of another run")
         return state
 
     def _state_or_none(self, step: int) -> dict[str, Any] | None:

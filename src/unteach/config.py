@@ -368,6 +368,8 @@ class ForgetConfig:
         """Tokens of a forget sequence and of a general chunk, at most, for a model that reads ``context`` tokens."""
         given = {"max_tokens": self.max_tokens, "general_tokens": self.general_tokens}
         wrong = [f"{name} is {n}: the model reads {context} at most" for name, n in given.items() if n and n > context]
+        if context < 2:
+            wrong = [f"model reads {context} token at most, by its config.json: at least 2 are needed"]
         if wrong:
             raise InputError(wrong)
         return self.max_tokens or min(1024, context), self.general_tokens or min(512, context)

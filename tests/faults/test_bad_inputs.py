@@ -16,6 +16,7 @@ from small_run import make_inputs, run
 
 from tiny_models import small_tokenizer
 from unteach.cli import main
+from unteach.config import Method
 from unteach.corpora.own import question_problems
 from unteach.data import read_documents
 from unteach.errors import InputError, printable
@@ -131,7 +132,7 @@ SIZES = (
     "intermediate_size",
     "num_key_value_heads",
 )
-IMPOSSIBLE = (0, -1, "two", 10**12, 2.5, True, [1], {})
+IMPOSSIBLE = (0, -1, "two", 9_999_999, 2.5, True, [1], {})
 
 
 @pytest.mark.parametrize("name", SIZES)
@@ -141,6 +142,27 @@ def test_sizes_that_no_model_has(model, name, value):
     problems = check_folder(model)
     assert len(problems) == 1
     assert f"{name} of config.json is" in problems[0]
+
+
+NO_MODELS = {
+    "hidden_size": 33, "num_attention_heads": 3, "num_hidden_layers": None, "vocab_size": None, "head_dim": 7, "rms_norm_eps": "x",
+    "rope_parameters": "x", "hidden_act": 3, "dtype": "zzz", "pad_token_id": 10**9, "eos_token_id": {}, "text_config": [], "use_cache": "x",
+    "max_position_embeddings": 1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NO_MODELS)
+def test_configurations_that_transformers_refuses(inputs, model, tmp_path, name, capsys):
+    edit(model, "config.json", **{name: NO_MODELS[name]})
+    given = ["--documents", str(inputs / "documents"), "--general", str(inputs / "general.jsonl")]
+    assert main(["forget", str(model), *given, "--out", str(tmp_path / "run")]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("unteach: model ")
+    assert err.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+    if name != "max_position_embeddings":
+        with pytest.raises(InputError, match=r"cannot be loaded|config\.json"):
+            load_model(str(model))
 
 
 @pytest.mark.parametrize(
@@ -193,6 +215,16 @@ def test_weights_that_no_model_has(model, case):
     with pytest.raises(InputError, match=expected) as refused:
         load_model(str(model))
     assert len(refused.value.problems) == 1
+
+
+def test_weights_that_give_no_signal(inputs, model, tmp_path):
+    """Found when the step sizes are measured: nothing is left behind."""
+    weights = load_file(model / "model.safetensors")
+    weights["model.norm.weight"] = torch.zeros_like(weights["model.norm.weight"])
+    save_file(weights, model / "model.safetensors", {"format": "pt"})
+    with pytest.raises(InputError, match="no usable signal"):
+        run(inputs, tmp_path / "run", model=str(model), method=Method())
+    assert not (tmp_path / "run").exists()
 
 
 FILES = {

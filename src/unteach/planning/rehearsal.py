@@ -45,6 +45,7 @@ from unteach.models.load import (
     context_length,
     decoder_layers,
     half_of,
+    quiet_loading,
     trainable_parameters,
     whole_folder,
 )
@@ -138,13 +139,16 @@ class Rehearsal:
 
         self._mode, self._kind = FakeTensorMode(), kind
         try:
-            config = AutoConfig.from_pretrained(whole_folder(folder, option), trust_remote_code=False)
-            with self._mode:
+            with quiet_loading():
+                config = AutoConfig.from_pretrained(whole_folder(folder, option), trust_remote_code=False)
+            with quiet_loading(), self._mode:
                 self.model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
                 own = sum(parameter.numel() for parameter in self.model.parameters())
                 if adapted is not None:
                     self._adapt(folder, *adapted)
-        except (ImportError, KeyError, OSError, RuntimeError, TypeError, ValueError) as error:
+        except MemoryError:
+            raise
+        except Exception as error:  # whatever broken files make Transformers raise
             raise InputError(f"{option} is '{folder}': no model can be made from it: {first_line(error)}") from error
         chosen = {}
         if trainable:

@@ -128,7 +128,7 @@ def _measure(
     if share < 1:
         loss, signal, norm, direction = _gradient_of_halves(model, parameters, sequences, config, share)
     if not 0 < norm < torch.inf:
-        raise ValueError(f"the forget gradient's norm is {norm}: the model gives no usable signal on these documents")
+        raise InputError(f"the forget gradient's norm is {norm}: the model gives no usable signal on these documents")
 
     held = _held(model, general.batch(0, config.general_batch), "kl", config.micro_batch, config)
     step, divergence = _moved(model, parameters, direction, held, config, 0.01 * distance / norm, 0.3 * distance / norm)
@@ -154,7 +154,7 @@ def _gradient_of_halves(
         found = _taken(parameters, released)
         if any(gradient is None for gradient in found):
             remedy = "leave it out of the trainable weights"
-            raise ValueError(f"a trainable weight has no gradient from the forget text: {remedy}")
+            raise InputError(f"a trainable weight has no gradient from the forget text: {remedy}")
         halves.append([local_part(gradient) for gradient in found if gradient is not None])
     product = float(sum((a.double() * b.double()).sum() for a, b in zip(*halves, strict=True)))
     mean = [((a.float() + b) / 2).to(a.dtype) if a.dtype.itemsize == 2 else (a + b) / 2

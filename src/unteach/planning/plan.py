@@ -12,7 +12,7 @@ import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -23,7 +23,7 @@ from unteach.method.mean_teacher import BUCKET_ELEMENTS
 from unteach.method.rounding import BLOCK, TILE
 from unteach.models.load import check_folder, find_folder, stored_tensors, whole_folder
 from unteach.models.precision import HALF, resolved_precision
-from unteach.planning.rehearsal import FLOAT, Rehearsal
+from unteach.planning.rehearsal import FLOAT, PassMemory, Rehearsal
 
 try:
     import resource
@@ -171,6 +171,20 @@ def plan(config: ForgetConfig, ranks: int | None = None) -> Plan:
     )
 
 
+class _Passes(NamedTuple):
+    """Bytes of a step's passes."""
+
+    forget: PassMemory
+    general: PassMemory
+    reading: int
+    """The teacher's, of general text."""
+    base_reading: int
+    outputs: int
+    """What is kept of both."""
+    half_forget: bool
+    half_general: bool
+
+
 class _Run:
     """The models of a run, without weights, and the memory that settings need with them."""
 
@@ -210,9 +224,9 @@ class _Run:
         each = [self._memory_of(config, method) for method in (*config.phases, config.method)]
         return max(each, key=lambda memory: memory.needed)
 
-    def _memory_of(self, config: ForgetConfig, method: Method) -> Memory:
-        student, ranks, adamw = self.student(config), self.ranks, method.optimizer == "adamw"
-        on_cpu, on_gpu = self.device.type == "cpu", self.device.type == "cuda"
+    def _passes(self, config: ForgetConfig, method: Method) -> _Passes:
+        """What a step's passes take, without gradients."""
+        student, ranks = self.student(config), self.ranks
         forget_length, general_length = config.lengths(student.context)
         batch, general_batch = (-(-rows // ranks) for rows in (config.batch, config.general_batch))
         together = config.micro_batch and max(1, config.micro_batch * forget_length // general_length)
@@ -224,16 +238,26 @@ class _Run:
         to_base, again = ("kl", base.width) if base else ("", 0), config.checkpoint_activations
         forget = student.student_pass(*forget_texts, *to_base, again)
         general = student.student_pass(*general_texts, method.divergence, 0, again)
-        reading = student.reading(*general_texts)
-
-        lean = config.state_bits == 16
-        trained, largest = FLOAT * student.trainable // ranks, student.largest // ranks
-        gradients = trained // 2 if lean else trained
-        gathered = FLOAT * student.gathered if ranks > 1 else 0
+        if config.state_bits == 16:  # weights are rounded one by one
+            forget, general = (
+                dataclasses.replace(each, activations=each.activations - (2 * student.rounded if name in HALF else 0))
+                for each, name in ((forget, in_forget), (general, in_general))
+            )
         read_by_base = FLOAT * base.width * batch * (forget_length - 1) if base else 0
         outputs = read_by_base + FLOAT * student.width * general_batch * (general_length - 1)
         if student.head_is_trained:
             outputs += FLOAT * student.width * student.vocabulary
+        base_reading = read_by_base + (base.reading(*forget_texts) if base else 0)
+        halves = in_forget in HALF, in_general in HALF
+        return _Passes(forget, general, student.reading(*general_texts), base_reading, outputs, *halves)
+
+    def _memory_of(self, config: ForgetConfig, method: Method) -> Memory:
+        student, ranks, adamw = self.student(config), self.ranks, method.optimizer == "adamw"
+        on_cpu, on_gpu, lean = self.device.type == "cpu", self.device.type == "cuda", config.state_bits == 16
+        forget, general, reading, base_reading, outputs, half_forget, half_general = self._passes(config, method)
+        trained, largest = FLOAT * student.trainable // ranks, student.largest // ranks
+        gradients = trained // 2 if lean else trained
+        gathered = FLOAT * student.gathered if ranks > 1 else 0
         stepping = exchange = min(trained, FLOAT * (BUCKET_ELEMENTS + largest))
         if adamw:  # on a GPU in one kernel, in place
             stepping = 0 if on_gpu else 2 * FLOAT * largest
@@ -245,14 +269,10 @@ class _Run:
         set_aside, arriving = trained if adamw else 0, 0
         if lean:  # what a step takes besides: a gradient before it is rounded, tiles of all that is rounded
             standing |= {"teacher": trained // 2 + FLOAT * student.trainable // BLOCK, "momentum": trained // 2}
-            set_aside = FLOAT * (student.trainable - student.rounded) if in_general in HALF else trained
+            set_aside = FLOAT * (student.trainable - student.rounded) if half_general else trained
             tile, exchange = 0 if on_gpu else FLOAT * min(TILE, largest), 0
             stepping, adding = (tile * TILES[what] for what in ("stepping", "adding"))
-            arriving = FLOAT * largest + (2 * largest if {in_forget, in_general} & HALF.keys() else 0) + adding
-            forget, general = (
-                dataclasses.replace(each, activations=each.activations - (2 * student.rounded if name in HALF else 0))
-                for each, name in ((forget, in_forget), (general, in_general))
-            )
+            arriving = FLOAT * largest + (2 * largest if half_forget or half_general else 0) + adding
         stands = sum(standing.values())
         fixed, share = ALLOWANCE.get(self.device.type, ALLOWANCE["cpu"])
         evaluation = student.evaluation(config, self.device)
@@ -274,7 +294,7 @@ class _Run:
             "while the teacher reads": outputs + gathered + max(set_aside + reading, exchange),
             "while the student reads forget text": gradients + arriving + outputs + gathered + forget.peak,
             "while the student reads general text": gradients + arriving + outputs + gathered + general.peak,
-            "while the base model reads": read_by_base + (base.reading(*forget_texts) if base else 0),
+            "while the base model reads": base_reading,
             "in the optimizer step": gradients + outputs + stepping,
             EVALUATION: gathered + evaluation,
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import json
 import os
@@ -13,12 +14,14 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from unteach import __version__
-from unteach.errors import InputError, Interrupted, RanksParted, ending_on_signals, printable
+from unteach.errors import InputError, Interrupted, RanksParted, ending_on_signals, printable, shown
 from unteach.writing import speaks, under_torchrun, verbosity
 
 __all__ = ["main"]
 
 DONE, FAILED, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
+PATH_ERRORS = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ELOOP, errno.EACCES, errno.EROFS)
+"""What is wrong with a path that was given, whatever a command has tried with it."""
 FIRST_RANK_SPEAKS = 10.0
 """Seconds that the other ranks leave the first one to say what is wrong, before they exit."""
 OTHER_FLAGS = {
@@ -125,6 +128,9 @@ def _status(arguments: list[str], came: Sequence[int]) -> int:
             return _interrupted()
         if "--verbose" in arguments or os.environ.get("UNTEACH_TRACEBACK"):
             traceback.print_exc()
+        if isinstance(error, OSError) and error.errno in PATH_ERRORS:
+            print(f"unteach: {shown(str(error.filename))}: {error.strerror}: give another path", file=sys.stderr)
+            return WRONG_INPUT
         said = printable(" ".join(str(error).split()), 1000)
         print(f"unteach: {type(error).__name__}: {said} (--verbose shows where)", file=sys.stderr)
         return FAILED

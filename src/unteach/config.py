@@ -314,7 +314,11 @@ class ForgetConfig:
             if (getattr(self, option) or "").startswith("~"):  # --out=~/run is not expanded by the shell
                 with suppress(UnicodeEncodeError):  # half of a surrogate pair is in no user's name
                     object.__setattr__(self, option, os.path.expanduser(getattr(self, option)))
-        wrong = self.method.problems("")
+        nowhere = (
+            option for option in ("out", "questions", "keep_questions") if (getattr(self, option) or "")[:1] == "~"
+        )
+        wrong = [f"{option} is {getattr(self, option)!r}: there is no such home" for option in nowhere]
+        wrong += self.method.problems("")
         for number, phase in enumerate(self.phases):
             wrong += phase.problems(f"phases[{number}].")
             if phase.steps is None:

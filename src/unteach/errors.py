@@ -8,9 +8,12 @@ import signal
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
-__all__ = ["InputError", "Interrupted", "RanksParted", "ending_on_signals", "first_line", "printable", "shown"]
+__all__ = [
+    "InputError", "Interrupted", "RanksParted", "ending_on_signals", "first_line", "given_path", "printable", "shown",
+]  # fmt: skip
 
 _LONGEST_LINE = 300
 """PyTorch's message for want of GPU memory lists every process in one line."""
@@ -52,6 +55,16 @@ def first_line(error: BaseException) -> str:
     """The first line of an exception's message, cut where it is very long, or its type's name where it has none."""
     line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
     return line if len(line) <= _LONGEST_LINE else line[:_LONGEST_LINE].rstrip() + "…"
+
+
+def given_path(given: str, option: str) -> Path:
+    """A path as a user gave it, with the home that ``~`` means; an ``InputError`` where none can have that name."""
+    try:
+        path = Path(given).expanduser()
+        path.exists()
+    except (OSError, ValueError, RuntimeError) as error:  # too long, a NUL in it, no such home
+        raise InputError(f"{option} is {given!r}: {getattr(error, 'strerror', None) or error}") from None
+    return path
 
 
 def printable(text: str, longest: int | None = None) -> str:

@@ -81,14 +81,16 @@ def read_settings(path: str | Path, option: str = "config") -> dict[str, Any]:
     """The settings that a YAML file gives, as they stand there; an ``InputError`` where it has none to be read."""
     try:
         file = Path(path).expanduser()
-        if file.is_file() and file.stat().st_size > _LARGEST_FILE:
+        with file.open("rb") as stream:
+            read = stream.read(_LARGEST_FILE + 1)  # a device or a pipe may have no end
+        if len(read) > _LARGEST_FILE:
             raise ValueError(f"it has more than {_LARGEST_FILE:,} bytes, which no settings have")
-        content = plain_yaml(file.read_text(encoding="utf-8"))
+        content = plain_yaml(read.decode())
     except FileNotFoundError:
         raise InputError(f"{option} {str(path)!r} does not exist: give a YAML file") from None
     except RecursionError:
         raise InputError(f"{option} {str(path)!r} cannot be read: it is nested too deeply") from None
-    except (yaml.YAMLError, ValueError, TypeError, OSError) as error:
+    except (yaml.YAMLError, ValueError, TypeError, OSError, RuntimeError) as error:  # the last: no such home
         raise InputError(f"{option} {str(path)!r} cannot be read: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
         raise InputError(f"{option} {str(path)!r} holds no settings: give lines such as 'max_steps: 200'")
@@ -112,6 +114,9 @@ class _PlainLoader(yaml.SafeLoader):
         seen = set()
         for key, _ in node.value:
             name = getattr(key, "value", None)
+            if key.tag == "tag:yaml.org,2002:merge":
+                wrong = "<< brings values of another map: write them themselves"
+                raise yaml.constructor.ConstructorError(None, None, wrong, key.start_mark)
             if isinstance(name, str) and name in seen:
                 wrong = f"{name!r} stands there twice: keep one of them"
                 raise yaml.constructor.ConstructorError(None, None, wrong, key.start_mark)
@@ -197,7 +202,10 @@ def _convert(hint: Any, value: Any, where: str, problems: list[str]) -> Any:
         return refuse(f"be at most {_LARGEST_NUMBER}")
     if hint in (float, Path) and isinstance(value, (str, int)) and not isinstance(value, bool):
         try:
-            return hint(value)  # YAML reads 5e-4 as a string
+            converted = hint(value)  # YAML reads 5e-4 as a string
+            return converted.expanduser() if isinstance(converted, Path) else converted
+        except RuntimeError:
+            return refuse("be in a home that is there")
         except (TypeError, ValueError):
             pass
     if hint in (str, Path) and isinstance(value, (str, Path)) and "\0" in str(value):

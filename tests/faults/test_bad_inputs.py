@@ -73,6 +73,23 @@ def test_documents(name, tmp_path):
         assert len(line) < 2000
 
 
+NO_FILES = {
+    "a link to nothing": lambda path: path.symlink_to("/nowhere/text.txt"), "a link to itself": lambda path: path.symlink_to(path.name),
+    "a pipe": os.mkfifo, "a link to a folder": lambda path: path.symlink_to(".."),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", NO_FILES)
+def test_what_lies_beside_documents_is_not_left_out_in_silence(case, tmp_path):
+    (tmp_path / "documents").mkdir()
+    (tmp_path / "documents/a.txt").write_text("A text to forget.")
+    NO_FILES[case](tmp_path / "documents/b.txt")
+    with pytest.raises(InputError, match=r"b\.txt: .* put the texts themselves there") as refused:
+        read_documents(str(tmp_path / "documents"))
+    assert len(refused.value.problems) == 1
+    assert read_documents(str(tmp_path / "documents"), skip_unreadable=True).skipped[0][0] == "b.txt"
+
+
 def test_a_packed_text_is_read(tmp_path):
     for name, content in (
         ("a.jsonl.gz", GOOD * 1000),

@@ -16,7 +16,7 @@ FILES = {
     "a tab": "a:\n\t- 1", "unclosed list": "batch: [1, 2", "unclosed text": 'model: "x', "unclosed brace": "stop: {metric: x",
     "a key twice": "model: x\nseed: 1\nseed: 2\n", "a key twice inside": "model: x\nmethod: {lr: 1, lr: 2}\n",
     "the same key twice": "model: x\nmodel: x\n", "twice in other words": "model: x\n'seed': 1\nseed: 1\n",
-    "an alias": "model: &m x\nbase: *m\n", "an alias bomb": BOMB, "a merge": "a: &a {seed: 1}\n<<: *a\n",
+    "an alias": "model: &m x\nbase: *m\n", "an alias bomb": BOMB, "a merge": "a: &a {seed: 1}\n<<: *a\n", "a merge without a reference": "<<: {seed: 1}\nseed: 2\n",
     "an alias of itself": "model: &m [*m]\n", "an unknown alias": "model: *nowhere\n",
     "deep lists": "phases: " + "[" * 20_000, "deep maps": "{a: " * 5_000, "deep and closed": "[" * 3000 + "]" * 3000,
     "deep blocks": "\n".join(" " * n + "- " for n in range(1500)),
@@ -77,9 +77,12 @@ def test_files_of_settings(case, tmp_path, capsys):
     assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
 
 
-@pytest.mark.parametrize("case", ["a key twice", "a key twice inside", "an alias bomb", "an alias", "a merge"])
+HIDING = ("a key twice", "a key twice inside", "an alias bomb", "an alias", "a merge", "a merge without a reference")
+
+
+@pytest.mark.parametrize("case", HIDING)
 def test_what_two_values_would_hide_is_named(case):
-    with pytest.raises(Exception, match="twice|refers to another value"):
+    with pytest.raises(Exception, match="twice|refers to another value|of another map"):
         plain_yaml(FILES[case])
 
 
@@ -148,6 +151,15 @@ COMMANDS = {
     "finish no folder": ["finish", "/nowhere/run"], "finish a file": ["finish", __file__], "quiet and loud": ["plan", "/nowhere/x", "--quiet", "--verbose"],
     "finish a long name": ["finish", "n" * 300], "ranks of nothing": ["plan", "/nowhere/x", "--documents", "y", "--ranks", "0"],
     "ranks of 5,000 digits": ["plan", "/nowhere/x", "--documents", "y", "--ranks", "x" + DIGITS], "a shell that is none": ["completion", "tcsh"],
+    "a config without an end": ["forget", "--config", "/dev/zero"], "a config in no home": ["forget", "--config", "~nobody-of-this-name/c.yaml"],
+    "resume in no home": ["forget", "--resume", "~nobody-of-this-name/run"], "finish in no home": ["finish", "~nobody-of-this-name/run"],
+    "out in no home": ["plan", "micro:small", "--documents", "micro:forget", "--out", "~nobody-of-this-name/run"],
+    "out a long name": ["plan", "micro:small", "--documents", "micro:forget", "--out", "n" * 300],
+    "a key in no home": ["forget", "/nowhere/x", "--documents", "y", "--out", "/nowhere/run", "--sign", "~nobody-of-this-name/key"],
+    "a key with a long name": ["forget", "/nowhere/x", "--documents", "y", "--out", "/nowhere/run", "--sign", "n" * 300],
+    "scores in no home": ["evaluate", "micro:small", "--out", "~nobody-of-this-name/s.json"],
+    **{f"{name} a long name": [name, "n" * 300] for name in ("evaluate", "report", "receipt", "verify", "ledger", "purge", "audit")},
+    "report to a long name": ["report", "/nowhere/run", "--out", "n" * 300], "prove a long name": ["prove", "n" * 300, "--document", "x"],
     "a config that is a folder": ["forget", "--config", "/"], "a config that is not there": ["forget", "--config", "/nowhere"],
     "a config with a long name": ["forget", "--config", "n" * 300], "a config of escape codes": ["forget", "--config", "\x1b"],
     "a megabyte": ["forget", "/nowhere/x" * 1_000_000], "a megabyte of flag": ["forget", "--" + "x" * 1_000_000],

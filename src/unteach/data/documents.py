@@ -238,7 +238,7 @@ def _is_hub_name(source: str) -> bool:
 def _in_files(path: Path, column: str, max_bytes: int | None, seed: int, shown: str) -> Found:
     """A file, or all of a folder but hidden ones; of more than `max_bytes` all records have the same probability."""
     folder = path if path.is_dir() else path.parent
-    files = [path] if path.is_file() else sorted(entry for entry in path.rglob("*") if entry.is_file())
+    files = [path] if path.is_file() else sorted(entry for entry in path.rglob("*") if _counts(entry))
     files = [file for file in files if file == path or "/." not in f"/{file.relative_to(folder).as_posix()}"]
     if not files:
         raise InputError(f"{shown}: the folder is empty, it must hold {', '.join(READERS)} files")
@@ -246,7 +246,7 @@ def _in_files(path: Path, column: str, max_bytes: int | None, seed: int, shown: 
     if len(files) > 1 and not any(_has_reader(file) for file in files):
         there = ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common(5))
         raise InputError(f"{shown}: no file in it can be read ({there}), it must hold {', '.join(READERS)} files")
-    size = sum(file.stat().st_size * _EXPANSION.get(file.suffix.lower(), 1) for file in files)
+    size = sum(file.stat().st_size * _EXPANSION.get(file.suffix.lower(), 1) for file in files if file.is_file())
     generator = np.random.default_rng(seed)
 
     def draw() -> bool:
@@ -254,6 +254,10 @@ def _in_files(path: Path, column: str, max_bytes: int | None, seed: int, shown: 
 
     for file in files:
         where = str(file.relative_to(folder))
+        if not file.is_file():
+            wrong = "a folder that cannot be looked into, or a link to one" if file.is_dir() else "not a file"
+            yield where, "", RecordProblem(f"{wrong}: put the texts themselves there, or take it away")
+            continue
         if not _has_reader(file):
             wrong = f"unknown extension {file.suffix!r}" if file.suffix else "no extension"
             yield where, "", RecordProblem(f"{wrong}, must be one of {', '.join(READERS)}")
@@ -263,6 +267,11 @@ def _in_files(path: Path, column: str, max_bytes: int | None, seed: int, shown: 
                 yield where, label, record
         except (OSError, EOFError, zlib.error) as error:
             yield where, "", RecordProblem(f"cannot be read: {first_line(error)}")
+
+
+def _counts(entry: Path) -> bool:
+    """Whether something in a folder is to be read, or to be said: not a folder, unless nobody will look into it."""
+    return entry.is_symlink() or not entry.is_dir() or not os.access(entry, os.R_OK | os.X_OK)
 
 
 def _has_reader(file: Path) -> bool:

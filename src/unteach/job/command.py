@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from unteach.config import ForgetConfig
-from unteach.errors import InputError, printable
+from unteach.errors import InputError, given_path, printable
 from unteach.job.ending import ended, saying_how_to_go_on
 from unteach.job.hub import check_hub
 from unteach.job.receipts.signature import check_key
@@ -53,7 +53,7 @@ def forget(config: ForgetConfig, others: dict[str, str]) -> int:
 
 def finish(options: Any, others: dict[str, str]) -> int:
     """``unteach finish``: make a result of a run as it is; the exit status."""
-    run = Path(options.run).expanduser()
+    run = given_path(options.run, "run")
     if content := ended_already(run, by_hand=True):
         return _ended(content, run, others)
     config = saved_config(run)

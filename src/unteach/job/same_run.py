@@ -13,7 +13,7 @@ from typing import Any
 
 from unteach.config import ForgetConfig
 from unteach.data import Documents
-from unteach.errors import InputError
+from unteach.errors import InputError, given_path
 from unteach.job.inputs import PIPED, Inputs
 from unteach.job.lock import clear_litter, holding
 from unteach.job.receipts.privacy import hidden_hash, secret_of
@@ -145,7 +145,7 @@ def config_to_resume(flags: dict[str, str], arguments: Sequence[str]) -> ForgetC
     if arguments and not (limit.isdecimal() and len(limit) < 10 and int(limit) > 0):
         raise InputError(f"max_steps is {limit!r}: it must be a whole number of steps, at least 1")
     flags["--max-steps"] = limit
-    run = Path(flags["--resume"]).expanduser()
+    run = given_path(flags["--resume"], "resume")
     return saved_config(run, int(limit or 0) or None, accept="--accept-changes" in flags)
 
 

@@ -7,7 +7,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from unteach.errors import InputError, first_line
+from unteach.errors import InputError, first_line, given_path
 
 __all__ = ["check_key", "check_signature", "sign", "signature_of"]
 
@@ -22,7 +22,7 @@ def signature_of(receipt: Path) -> Path:
 
 def check_key(key: Path | str) -> None:
     """Refuse, before a run has cost anything, a key that cannot sign."""
-    key = Path(key).expanduser()
+    key = given_path(str(key), "sign")
     if not key.is_file():
         raise InputError(f"sign is {str(key)!r}: there is no such file; give an SSH key, such as ~/.ssh/id_ed25519")
     _program("sign", key)

@@ -16,6 +16,7 @@ from unteach.writing import markdown_table
 
 SHAPES = {  # width, inner width, blocks, heads, key heads, vocabulary
     "tiny": (64, 176, 2, 4, 2, 512),
+    "micro": (192, 352, 4, 6, 6, 2560),  # the embedded model
     "135M": (576, 1536, 30, 9, 3, 49152),
     "1.1B": (2048, 5632, 22, 32, 4, 32000),  # TinyLlama
     "3B": (3200, 8640, 26, 32, 32, 32000),  # OpenLLaMA

@@ -1,13 +1,15 @@
 """A whole mean-teacher step against the plain way to write it, side by side in one run.
 
 python benchmarks/step.py [--shape 1.1B] [--ways plain fp16 fp16+compile] [--micro-batch 20] [--tiny] [--json FILE]
+python benchmarks/step.py --shape micro --ways fp32 fp32+tangent bf16 bf16+tangent ...
 python benchmarks/step.py --plot RESULTS.jsonl docs/images/speed.png
 
 Random weights of the named shape, forget 40 × 1024 and general 40 × 512 tokens, NLUL and KL, `trainable: blocks`.
 The plain way: fp32 weights with TF32 products, full logits, the teacher as a second module, clip_grad_norm_,
 torch.optim.SGD and a Python loop for the teacher. The others run `train_step` as `unteach forget` does.
 For each: seconds of a step (median), the share of the matmul ceiling measured in the same run (FLOPs counted as 6 per
-weight and forget token, 8 per general token, head and attention added), peak memory, and where the time goes.
+weight and forget token, 8 per general token, head and attention added), peak memory (on a CPU: of tensors made in the
+step), and where the time goes. A CPU's seconds are those of the process where it has one thread: others may be at work.
 """
 
 import os
@@ -33,6 +35,7 @@ from measuring import (
     make_model,
     one_step,
     parser,
+    peak_bytes,
     random_sequences,
     record,
     table,
@@ -55,7 +58,7 @@ class Clock:
             event = torch.cuda.Event(enable_timing=True)
             event.record()
         else:
-            event = time.perf_counter()
+            event = time.process_time() if torch.get_num_threads() == 1 else time.perf_counter()
         self.marks.append((name, event))
 
     def end_step(self):
@@ -126,8 +129,9 @@ def plain_way(model, parameters, batches, options, clock):
     return step
 
 
-def unteach_way(model, parameters, batches, options, clock, precision, compiled):
+def unteach_way(model, parameters, batches, options, clock, way):
     """``train_step``, with marks where its parts begin."""
+    precision, *more = way.split("+")
     config = ForgetConfig(
         model="",
         batch=options.batch,
@@ -135,17 +139,22 @@ def unteach_way(model, parameters, batches, options, clock, precision, compiled)
         micro_batch=options.micro_batch,
         method=METHOD,
         precision=Precision(forget=precision, divergence=precision),
-        compile=compiled,
+        compile="compile" in more,
+        divergence_form="tangent" if "tangent" in more else "difference",
     )
     optimizer = make_optimizer(parameters.values(), METHOD)
     passes = iter(())
-    read, computing, step_of_optimizer = step_module.read, step_module.computing, optimizer.step
+    reads, computing = (step_module.read, step_module.read_change), step_module.computing
+    step_of_optimizer = optimizer.step
 
-    def marked_read(*arguments, **keywords):
-        clock.mark("teacher")
-        reading = read(*arguments, **keywords)
-        clock.mark("rest")
-        return reading
+    def marked_read(read):
+        def marked(*arguments, **keywords):
+            clock.mark("teacher")
+            reading = read(*arguments, **keywords)
+            clock.mark("rest")
+            return reading
+
+        return marked
 
     @contextmanager
     def marked(*arguments, **keywords):
@@ -164,13 +173,14 @@ def unteach_way(model, parameters, batches, options, clock, precision, compiled)
     def step():
         nonlocal passes
         passes = iter(("forget", "general"))
-        step_module.read, step_module.computing = marked_read, marked
+        step_module.read, step_module.read_change = map(marked_read, reads)
+        step_module.computing = marked
         try:
             clock.mark("rest")  # exchange of the weights, unscaling
             row = one_step(model, optimizer, batches.forget, batches.general, METHOD, config)
             clock.end_step()
         finally:
-            step_module.read, step_module.computing = read, computing
+            (step_module.read, step_module.read_change), step_module.computing = reads, computing
         return row
 
     return step
@@ -185,8 +195,7 @@ def measure(way, options, ceiling):
     if way == "plain":
         step = plain_way(model, parameters, batches, options, clock)
     else:
-        precision, _, compiled = way.partition("+")
-        step = unteach_way(model, parameters, batches, options, clock, precision, compiled == "compile")
+        step = unteach_way(model, parameters, batches, options, clock, way)
     started = time.perf_counter()
     step()
     first = time.perf_counter() - started
@@ -196,6 +205,7 @@ def measure(way, options, ceiling):
         last = step()
     parts = clock.medians(2)
     total = statistics.median(sum(row.values()) for row in clock.rows[2:])
+    peak = torch.cuda.max_memory_allocated() if device == "cuda" else peak_bytes(step, device)
     work = flops(model.config, options.batch, options.forget_tokens, 3)
     work += flops(model.config, options.batch, options.general_tokens, 4)
     print(f"{way}: {[round(sum(row.values()), 3) for row in clock.rows]} s; last {last}", flush=True)
@@ -204,7 +214,7 @@ def measure(way, options, ceiling):
         "s/step": total,
         "TFLOP/s": work / total / 1e12,
         "% of ceiling": 100 * work / total / ceiling.matmul,
-        "peak GiB": torch.cuda.max_memory_allocated() / 2**30 if device == "cuda" else 0.0,
+        "peak GiB": peak / 2**30,
         "reserved GiB": torch.cuda.max_memory_reserved() / 2**30 if device == "cuda" else 0.0,
         "first step s": first,
     }

@@ -53,11 +53,12 @@ EVERY_FIELD_CHANGED = ForgetConfig(
 )  # fmt: skip
 
 
-ADAPTED = ForgetConfig(model="m", adapter="lora", rank=8, base_bits=4, save="adapter")
+ADAPTED = ForgetConfig(model="m", adapter="lora", rank=8, base_bits=4, save="adapter", divergence_form="tangent")
+LEAN = ForgetConfig(model="m", state_bits=16)
 """These fit none of the above."""
 
 
-@pytest.mark.parametrize("config", [ForgetConfig(model="m"), EVERY_FIELD_CHANGED, ADAPTED])
+@pytest.mark.parametrize("config", [ForgetConfig(model="m"), EVERY_FIELD_CHANGED, ADAPTED, LEAN])
 def test_round_trip(config: ForgetConfig, tmp_path: Path) -> None:
     assert from_yaml(ForgetConfig, write(tmp_path, to_yaml(config))) == config
 
@@ -69,8 +70,12 @@ def test_round_trip_covers_every_field() -> None:
         names = [field.name for field in dataclasses.fields(config)]
         return [name for name in names if getattr(config, name) == getattr(defaults, name)]
 
-    assert same(EVERY_FIELD_CHANGED, ForgetConfig(model="m")) == ["adapter", "rank", "base_bits", "save"]
-    assert not {"adapter", "rank", "base_bits", "save"} & {*same(ADAPTED, ForgetConfig(model="m"))}
+    others, defaults = (
+        {"adapter", "rank", "state_bits", "base_bits", "divergence_form", "save"},
+        ForgetConfig(model="m"),
+    )
+    assert {*same(EVERY_FIELD_CHANGED, defaults)} == others
+    assert not others & {*same(ADAPTED, defaults)} & {*same(LEAN, defaults)}
     assert same(EVERY_FIELD_CHANGED.method, Method()) == ["optimizer_options", "steps"]  # no optimizer has any options
 
 

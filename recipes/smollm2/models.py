@@ -28,12 +28,12 @@ from typing import Any
 
 import torch
 
-from unteach.config import resolved_device
 from unteach.corpora.catalog import named_benchmark
 from unteach.corpora.own import cut_probes
 from unteach.data import Documents, ForgetBatches, GeneralText, read_documents, tokenise
 from unteach.data.records import write_texts
 from unteach.method.divergences import DIVERGENCES
+from unteach.method.tensors import resolved_device
 from unteach.method.vocab_head import Head, mean_of_rows
 from unteach.models import context_length, load_model, load_tokenizer, trainable_parameters
 from unteach.models.precision import precision_of_pass

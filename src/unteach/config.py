@@ -20,7 +20,7 @@ from unteach.settings import nearest_name
 if TYPE_CHECKING:  # imported where settings are checked: help and completion need none of it
     import torch
 
-__all__ = ["ForgetConfig", "Method", "Precision", "Stop", "resolved_device"]
+__all__ = ["ForgetConfig", "Method", "Precision", "Stop"]
 
 PassPrecision = Literal["auto", "fp32", "tf32", "fp16", "bf16"]
 _RANGES: dict[str, Callable[[float], bool]] = {
@@ -254,6 +254,10 @@ class ForgetConfig:
     """Phases before ``method``, each with its own ``steps``."""
     precision: Precision = field(default_factory=Precision)
     """Compute precision of each pass."""
+    divergence_form: Literal["difference", "tangent"] = "difference"
+    """How student and teacher are compared. difference: both read held text, and one output is taken from the other.
+    tangent: the student's derivative along the way from the teacher, which bf16 does not hide; for a third more time
+    while they are near each other, else the difference."""
     compile: bool = False
     """Compile the decoder blocks (torch.compile): faster on a GPU, after half a minute at the first step."""
     checkpoint_activations: bool = False
@@ -303,21 +307,20 @@ class ForgetConfig:
         ),
         "memory": (
             "micro_batch", "max_tokens", "general_tokens", "checkpoint_activations", "state_bits", "base_bits",
-            "precision", "compile", "threads",
+            "precision", "divergence_form", "compile", "threads",
         ),
     }  # fmt: skip
 
     def __post_init__(self) -> None:
         from unteach.method.losses import LOSSES
 
+        wrong = []
         for option in ("out", "questions", "keep_questions"):
             if (getattr(self, option) or "").startswith("~"):  # --out=~/run is not expanded by the shell
                 with suppress(UnicodeEncodeError):  # half of a surrogate pair is in no user's name
                     object.__setattr__(self, option, os.path.expanduser(getattr(self, option)))
-        nowhere = (
-            option for option in ("out", "questions", "keep_questions") if (getattr(self, option) or "")[:1] == "~"
-        )
-        wrong = [f"{option} is {getattr(self, option)!r}: there is no such home" for option in nowhere]
+                if getattr(self, option).startswith("~"):
+                    wrong.append(f"{option} is {getattr(self, option)!r}: there is no such home")
         wrong += self.method.problems("")
         for number, phase in enumerate(self.phases):
             wrong += phase.problems(f"phases[{number}].")
@@ -331,12 +334,10 @@ class ForgetConfig:
         wrong += _outside(self, "", "zero or positive", "seed")
         wrong += _outside(self, "", "4, 8, 16 or 32", "base_bits")
         wrong += _outside(self, "", "16 or 32", "state_bits")
-        wrong += self._lean_problems() if self.state_bits == 16 else []
         for name, usual in (("rank", None), ("base_bits", None), ("save", "merged")):
             if self.adapter is None and getattr(self, name) != usual:
                 wrong.append(f"{name} is {getattr(self, name)}: it is for adapters, give adapter lora, too")
-        if self.adapter and self.trainable != "blocks":
-            wrong.append(f"trainable is {self.trainable!r}: with an adapter nothing else is trained, leave it out")
+        wrong += self._at_odds()
         wrong += _outside(self.stop, "stop.", "positive", "utility_floor")
         wrong += _outside(self.stop, "stop.", "zero or positive", "plateau")
         for method in (*self.phases, self.method):
@@ -352,16 +353,26 @@ class ForgetConfig:
         if wrong:
             raise InputError(wrong)
 
-    def _lean_problems(self) -> list[str]:
-        """What does not go with a state in 16 bits."""
-        wrong = ["state_bits is 16: the state of an adapter is small already, leave it out"] if self.adapter else []
+    def _at_odds(self) -> list[str]:
+        """A line for each two settings that exclude each other."""
+        lean, tangent = self.state_bits == 16, self.divergence_form == "tangent"
+        bits, form = "state_bits is 16: ", "divergence_form is 'tangent': it must be 'difference' with "
+        whole = f"trainable is {self.trainable!r}: with an adapter nothing else is trained, leave it out"
+        pairs: list[tuple[object, str]] = [
+            (self.adapter and self.trainable != "blocks", whole),
+            (lean and self.adapter, f"{bits}the state of an adapter is small already, leave it out"),
+            (lean and tangent, f"{bits}divergence_form tangent takes as much memory as it saves, leave one out"),
+        ]
         for method in (*self.phases, self.method):
-            if method.optimizer not in ("auto", "mean_teacher"):
-                other = f"optimizer {method.optimizer} keeps 32, name mean_teacher or leave it out"
-                wrong.append(f"state_bits is 16: {other}")
-            if method.project_conflicts:
-                wrong.append("state_bits is 16: project_conflicts needs two whole gradients, leave one of them out")
-        return wrong
+            name, anchor, both = method.optimizer, method.anchor or 0, "project_conflicts needs two whole gradients"
+            keeps = lean and name not in ("auto", "mean_teacher")
+            pairs += [
+                (keeps, f"{bits}optimizer {name} keeps 32, name mean_teacher or leave it out"),
+                (lean and method.project_conflicts, f"{bits}{both}, leave one of them out"),
+                (tangent and method.divergence == "nll", f"{form}divergence nll, which compares with no teacher"),
+                (tangent and anchor, f"{form}anchor {anchor:g}, which compares with a model that is soon too far away"),
+            ]
+        return [line for excluded, line in pairs if excluded]
 
     def check_ranks(self, ranks: int) -> None:
         """Raise an ``InputError`` where so many processes cannot share the run."""
@@ -385,22 +396,10 @@ class ForgetConfig:
         return dataclasses.replace(self, method=self.method.chosen(**given), phases=phases)
 
     def resolved_device(self) -> torch.device:
-        """The device to run on, see ``resolved_device``."""
+        """The device to run on, see there."""
+        from unteach.method.tensors import resolved_device
+
         return resolved_device(self.device)
-
-
-def resolved_device(name: str) -> torch.device:
-    """The device of that name; auto: a GPU if there is one. An ``InputError`` where there is no such device."""
-    import torch
-
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError):  # no such name, or PyTorch has none of it here
-        raise InputError(f"device is {name!r}: it must be auto, cpu, or a device that is here, such as cuda") from None
-    return device
 
 
 def template_problems(template: str | None, questions: object) -> list[str]:

@@ -21,7 +21,7 @@ from unteach.planning import plan as plan_module
 from unteach.planning.plan import free_disk, free_host_memory, plan
 from unteach.planning.rehearsal import LiveBytes, Rehearsal, block_elements
 from unteach.training.checkpoint import Checkpoints
-from unteach.training.passes import computing, forget_term, held_term, hidden_states
+from unteach.training.passes import HeldText, computing, forget_term, held_term, hidden_states, read_change
 from unteach.training.texts import OtherModels
 
 SHARED = {"token_share": 0.25, "loops_every": 4, "alpha": 0.1}
@@ -244,6 +244,30 @@ def test_a_lean_state_is_advised_before_adapters(made, tmp_path, monkeypatch):
     assert "set adapter to lora and state_bits to 32 and base_bits to 8, which needs " in problem
     (problem,) = made(**(few | {"method": METHODS["adamw"]})).problems()
     assert "state_bits" not in problem
+
+
+@pytest.mark.parametrize(("precision", "copies"), [("fp32", 2), ("bf16", 1)])
+@pytest.mark.usefixtures("no_allowance")
+def test_the_tangent_form_takes_what_was_planned(precision, copies):
+    """Beside the way itself: weights and way as they are computed with, and a pass that holds all attention scores."""
+    model = load_model("micro:target")[0]
+    parameters = list(trainable_parameters(model, "blocks").values())
+    way = [torch.full_like(p, 1e-5) for p in parameters]
+    held = HeldText(sequences=padded(4, 256), parts=[(range(4), 1.0)], divergence="kl")
+    with LiveBytes() as live:
+        read_change(model, parameters, way, Head.of(model).detached(), [held], precision)
+    config = ForgetConfig(
+        model="micro:target", device="cpu", general_batch=4, general_tokens=256,
+        precision=Precision(divergence=precision), divergence_form="tangent",
+    )  # fmt: skip
+    parts, plain = (plan(c).memory for c in (config, dataclasses.replace(config, divergence_form="difference")))
+    trained = 4 * numbers(parameters)
+    assert parts.parts["way from the teacher"] == (1 + copies) * trained
+    reading = "while the teacher reads"
+    outputs = parts.parts["teacher's outputs"]
+    more = parts.moments[reading] - sum(parts.parts[name] for name in ("weights", "teacher", "momentum")) - trained
+    assert more - outputs == pytest.approx(live.peak - outputs, rel=0.15)
+    assert plain.moments[reading] < parts.moments[reading]
 
 
 @pytest.mark.parametrize("method", ["mean teacher", "adamw"])

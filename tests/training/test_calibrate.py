@@ -120,7 +120,7 @@ def test_a_line_warns_where_rounding_exceeds_the_signal():
 
     small = line("fp16", 1e-3)
     assert small.startswith("warning: precision.divergence is fp16, whose rounding changes the gradient by ")
-    assert small.endswith(": set it to fp32")
+    assert small.endswith(": set it to fp32, or divergence_form to tangent")
     assert "\n" not in small
     assert line("fp16", 100.0) is None
     assert line("fp32", 1e-3) is None
@@ -132,8 +132,8 @@ def test_the_line_names_a_more_exact_precision(noise, warns, monkeypatch):
     monkeypatch.setattr(calibrate, "rounding_noise", lambda *arguments: (noise, 1.0))
     line = found_by(calibrate.noise_warning, "bf16")
     assert (line is not None) == warns
-    remedy = f"by {noise:.2g} where the signal of the first steps is 1: set it to fp16 or fp32"
-    assert not warns or line.endswith(remedy)
+    remedy = "set it to fp16 or fp32, or divergence_form to tangent"
+    assert not warns or line.endswith(f"by {noise:.2g} where the signal of the first steps is 1: {remedy}")
 
 
 def test_auto_is_fp16_on_cuda_and_fp32_elsewhere():

@@ -126,6 +126,10 @@ def test_what_does_not_go_with_16_bits():
         ({"state_bits": 8}, "state_bits is 8: it must be 16 or 32"),
         ({"state_bits": 16, "method": Method(optimizer="adamw")}, f"state_bits is 16: {keeps}"),
         (
+            {"state_bits": 16, "divergence_form": "tangent"},
+            "state_bits is 16: divergence_form tangent takes as much memory as it saves, leave one out",
+        ),
+        (
             {"state_bits": 16, "adapter": "lora"},
             "state_bits is 16: the state of an adapter is small already, leave it out",
         ),

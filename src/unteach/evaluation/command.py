@@ -15,7 +15,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from unteach.config import resolved_device, template_problems
+from unteach.config import template_problems
 from unteach.corpora import Benchmark
 from unteach.corpora.catalog import NAMES, add_multiple_choice, load_benchmark
 from unteach.corpora.own import own_benchmark, question_problems, read_questions
@@ -25,6 +25,7 @@ from unteach.evaluation.formulas import Metric
 from unteach.evaluation.inference import evaluating
 from unteach.evaluation.metrics import METRICS
 from unteach.evaluation.scores import SCHEMA, Scores, evaluate, write_json
+from unteach.method.tensors import resolved_device
 from unteach.models import find_folder, load_model
 from unteach.models.load import weight_paths
 from unteach.models.threads import choose_threads

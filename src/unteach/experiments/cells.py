@@ -41,6 +41,7 @@ KEY_DEFAULTS: dict[str, dict[str, Any]] = {
         "general_tokens": None, "general_mib": 64, "batch": 16, "general_batch": 16, "micro_batch": None,
         "trainable": "blocks",
         "method": {}, "phases": [], "precision": {}, "compile": False, "checkpoint_activations": False, "stop": {},
+        "divergence_form": "difference",
         "expected_steps": 100, "max_steps": 500, "evaluate_every": 20, "probes": 64, "checkpoint_every": 20,
         "keep_checkpoints": 2, "seed": 0, "device": "auto", "track": "none", "private": False,
         "save_dtype": "auto", "threads": None, "adapter": None, "rank": None, "base_bits": None, "save": "merged",

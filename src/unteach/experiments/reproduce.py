@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from unteach.config import resolved_device
 from unteach.errors import InputError, Interrupted, first_line
 from unteach.experiments import METHODS
+from unteach.method.tensors import resolved_device
 from unteach.models.threads import usable_cores
 from unteach.settings import nearest_name
 from unteach.writing import write_whole

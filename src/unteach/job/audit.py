@@ -12,7 +12,7 @@ from typing import Any
 from unteach.audits import attacks
 from unteach.audits.running import CONTROLS, SUMMARY, Audit, line_of
 from unteach.audits.texts import Asked, embedded, own
-from unteach.config import ForgetConfig, resolved_device, template_problems
+from unteach.config import ForgetConfig, template_problems
 from unteach.corpora.own import question_problems, read_questions
 from unteach.data import EMBEDDED_GENERAL, Documents, read_documents
 from unteach.errors import InputError
@@ -22,6 +22,7 @@ from unteach.job.ending import write_page
 from unteach.job.receipts.privacy import TEXTS, hidden_hash, secret_of
 from unteach.job.receipts.receipt import RECEIPT, renew
 from unteach.job.receipts.signature import signature_of
+from unteach.method.tensors import resolved_device
 from unteach.models import find_folder, load_model, load_tokenizer, read_context_length
 from unteach.models.threads import choose_threads
 from unteach.settings import from_yaml, nearest_name

@@ -256,6 +256,8 @@ def read_texts(config: ForgetConfig) -> dict[str, Any]:
     problems: list[str] = []
     if not config.documents:
         problems.append("documents is missing: name the folder or file of texts to forget")
+    if ranks() > 1 and config.divergence_form == "tangent":
+        problems.append("divergence_form is 'tangent': with several ranks, which divide the weights, use 'difference'")
     for option in ("questions", "keep_questions"):
         file = getattr(config, option)
         problems += question_problems(option, file and Path(file))

@@ -1,4 +1,5 @@
-"""Lists of weights as the optimizers handle them: sharded parts and norms, exchanges, and Triton kernels for both.
+"""Where tensors are, and lists of weights as the optimizers handle them: sharded parts and norms, exchanges, and Triton
+kernels for both.
 
 The kernels of the mean teacher's step and exchange read and write every number once. They run where they can; on a CPU,
 without Triton, and for tensors that are not contiguous float32, plain PyTorch does the same.
@@ -15,8 +16,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unteach.errors import InputError
+
 BLOCK = 1024
 """Numbers handled by one program of a kernel."""
+
+
+def resolved_device(name: str) -> torch.device:
+    """The device of that name; auto: a GPU if there is one. An ``InputError`` where there is no such device."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError):  # no such name, or PyTorch has none of it here
+        raise InputError(f"device is {name!r}: it must be auto, cpu, or a device that is here, such as cuda") from None
+    return device
 
 
 def is_sharded(tensor: Tensor) -> bool:

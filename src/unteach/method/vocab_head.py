@@ -25,7 +25,10 @@ from torch import Tensor
 
 from unteach.method.divergences import RowFunction, compute_dtype
 
-__all__ = ["Head", "chunks_as_on", "fused_rows", "mean_of_rows", "product_in_float32", "token_log_odds"]
+__all__ = [
+    "Head", "chunks_as_on", "fused_rows", "mean_of_rows", "product_in_float32", "scaled_to", "token_log_odds",
+    "unscaled",
+]  # fmt: skip
 
 CHUNK_LOGITS = {"cpu": 2**24, "cuda": 2**26}
 """Logits held at once (64 and 256 MB in float32), at most: rows per chunk are this divided by V."""
@@ -81,11 +84,19 @@ class Head:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [n,V] of hidden states [n,D], in float32 or float64; the product itself is in ``hidden.dtype``."""
+        return self.capped(self.raw(hidden))
+
+    def raw(self, hidden: Tensor) -> Tensor:
+        """The same before the cap."""
         raw = product_in_float32(hidden, self.weight.to(hidden.dtype).T)
         if self.bias is not None:
             raw += self.bias.to(raw.dtype)
         if self.scale != 1.0:
             raw *= self.scale
+        return raw
+
+    def capped(self, raw: Tensor) -> Tensor:
+        """Logits of what they are before the cap."""
         return raw if self.cap is None else self.cap * torch.tanh(raw / self.cap)
 
     def detached(self) -> Head:
@@ -108,7 +119,7 @@ def token_log_odds(hidden: Tensor, labels: Tensor, head: Head) -> Tensor:
 
 def mean_of_rows(
     rows: RowFunction, hidden: Tensor, head: Head, other_hidden: Tensor | None = None, other_head: Head | None = None,
-    labels: Tensor | None = None,
+    labels: Tensor | None = None, change: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Mean over tokens of ``DIVERGENCES[name].rows``, or of ``LOSSES[name].rows`` with their hyper-parameters given.
 
@@ -122,12 +133,16 @@ def mean_of_rows(
         other_hidden: The teacher's or the base model's last hidden states x' [N,D'], a constant.
         other_head: Its head, a constant; may be ``head`` where that is not trained.
         labels: y [N].
+        change: x - x' [N,D], where it is known better than by subtraction; ``other_hidden`` is then not given, and of a
+            head that is trained W - W' is taken first, too.
 
     Returns:
         A scalar in float32 or float64, differentiable once in ``hidden`` and the student's head.
     """
     other_hidden = None if other_hidden is None else other_hidden.detach()
-    return _MeanOfRows.apply(hidden, head.weight, head.bias, rows, head, labels, other_hidden, other_head)
+    if change is not None:
+        other_hidden = hidden.detach().to(change.dtype) - change
+    return _MeanOfRows.apply(hidden, head.weight, head.bias, rows, head, labels, other_hidden, other_head, change)
 
 
 def product_in_float32(a: Tensor, b: Tensor) -> Tensor:
@@ -161,13 +176,13 @@ class _Gradients:
         self.bias = torch.zeros_like(like[2], dtype=dtype) if needs[2] and like[2] is not None else None
 
     def add(self, chunk: slice, gradient: Tensor, factor: Tensor | None) -> None:
-        """Add a chunk's share, from the gradient in x Wᵀ + b times ``factor``, as ``_rounded`` gives them."""
+        """Add a chunk's share, from the gradient in x Wᵀ + b times ``factor``, as ``scaled_to`` gives them."""
         if self.bias is not None:
-            self.bias += _divided(gradient.sum(0, dtype=self.bias.dtype), factor)
+            self.bias += unscaled(gradient.sum(0, dtype=self.bias.dtype), factor)
         if self.hidden is not None:
-            self.hidden[chunk] = _divided(product_in_float32(gradient, self._head.weight), factor)
+            self.hidden[chunk] = unscaled(product_in_float32(gradient, self._head.weight), factor)
         if self.weight is not None:
-            self.weight += _divided(product_in_float32(gradient.T, self._hidden[chunk]), factor)
+            self.weight += unscaled(product_in_float32(gradient.T, self._hidden[chunk]), factor)
 
 
 class _TokenLogOdds(torch.autograd.Function):
@@ -212,7 +227,7 @@ class _MeanOfRows(torch.autograd.Function):
     @staticmethod
     def forward(  # type: ignore[no-untyped-def]
         ctx, hidden: Tensor, weight: Tensor, bias: Tensor | None, rows: RowFunction, head: Head,
-        labels: Tensor | None, other_hidden: Tensor | None, other_head: Head | None,
+        labels: Tensor | None, other_hidden: Tensor | None, other_head: Head | None, change: Tensor | None,
     ) -> Tensor:  # fmt: skip
         dtype = _product_dtype(hidden)
         with _plain(hidden):
@@ -221,14 +236,18 @@ class _MeanOfRows(torch.autograd.Function):
             other_rounded = rounded if shared or other_head is None else other_head.rounded(dtype)
             gradients = _Gradients(operand, rounded, (hidden, weight, bias), ctx.needs_input_grad)
             total = hidden.new_zeros((), dtype=compute_dtype(hidden))
+            moving = None if change is None or other_head is None else _MovingHead(head, other_head, dtype)
             for chunk in _chunks(hidden, head):
                 others = [] if labels is None else [labels[chunk]]
-                if other_hidden is not None:
+                if other_hidden is not None and moving is None:
                     others.append(other_rounded.logits(other_hidden[chunk].to(dtype)))
-                if shared and other_hidden is not None:
+                if other_hidden is not None and moving is not None and change is not None:
+                    logits, other_logits = moving.logits(change[chunk], other_hidden[chunk])
+                    others.append(other_logits)
+                elif shared and other_hidden is not None:
                     difference = hidden[chunk].to(total.dtype) - other_hidden[chunk].to(total.dtype)
-                    moved, factor = _rounded(difference, dtype)
-                    logits = _divided(product_in_float32(moved, rounded.weight.T), factor)
+                    moved, factor = scaled_to(difference, dtype)
+                    logits = unscaled(product_in_float32(moved, rounded.weight.T), factor)
                     logits = logits.mul_(head.scale).add_(others[-1])
                 else:
                     logits = rounded.logits(operand[chunk])
@@ -244,7 +263,31 @@ class _MeanOfRows(torch.autograd.Function):
     def backward(ctx, upstream: Tensor):  # type: ignore[no-untyped-def]
         factor = upstream / ctx.tokens
         scaled = (None if gradient is None else gradient * factor.to(gradient.dtype) for gradient in ctx.gradients)
-        return *scaled, None, None, None, None, None
+        return *scaled, None, None, None, None, None, None
+
+
+class _MovingHead:
+    """A head and another model's of the same shape, whose logits differ by little: the difference is computed first."""
+
+    def __init__(self, head: Head, other: Head, dtype: torch.dtype) -> None:
+        self._head, self._other = head.rounded(dtype), other.rounded(dtype)
+        self._weight = None if head.weight is other.weight else scaled_to((head.weight - other.weight).detach(), dtype)
+        same_bias = head.bias is None or other.bias is None or head.bias is other.bias
+        self._bias = None if same_bias else (head.bias - other.bias).detach()  # type: ignore[operator]
+
+    def logits(self, change: Tensor, other_hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits of both [n,V] from x - x' and x' [n,D]: scale (W (x - x') + (W - W') x' + b - b') is their difference
+        before the cap."""
+        dtype = self._head.weight.dtype
+        moved, factor = scaled_to(change, dtype)
+        raw = unscaled(product_in_float32(moved, self._head.weight.T), factor)
+        if self._weight is not None:
+            matrix, factor = self._weight
+            raw += unscaled(product_in_float32(other_hidden.to(dtype), matrix.T), factor)
+        if self._bias is not None:
+            raw += self._bias.to(raw.dtype)
+        other_raw = self._other.raw(other_hidden.to(dtype))
+        return self._head.capped(raw.mul_(self._head.scale).add_(other_raw)), self._other.capped(other_raw)
 
 
 def _log_odds_chunk(
@@ -267,7 +310,7 @@ def _log_odds_chunk(
         return log_odds, None, None
     one = torch.ones_like(total) if upstream is None else upstream.to(total.dtype)
     gradient = weights.mul_(-one / total).scatter_(-1, index, one)  # upstream · (e_y - softmax_{j≠y})
-    return log_odds, *_rounded(_before_cap(gradient, given, scale, cap), dtype)
+    return log_odds, *scaled_to(_before_cap(gradient, given, scale, cap), dtype)
 
 
 def _rows_chunk(
@@ -275,7 +318,7 @@ def _rows_chunk(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Sum of a row function over a chunk, and the gradient [n,V] of that sum in x Wᵀ + b, rounded."""
     value, gradient = rows(logits, *others)
-    return value.sum(), *_rounded(_before_cap(gradient, logits, scale, cap), dtype)
+    return value.sum(), *scaled_to(_before_cap(gradient, logits, scale, cap), dtype)
 
 
 def _before_cap(gradient: Tensor, logits: Tensor, scale: float, cap: float | None) -> Tensor:
@@ -285,7 +328,7 @@ def _before_cap(gradient: Tensor, logits: Tensor, scale: float, cap: float | Non
     return gradient if scale == 1.0 else gradient.mul_(scale)
 
 
-def _rounded(values: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+def scaled_to(values: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
     """Values in ``dtype`` and the power of two that they were multiplied by, which suits float16's narrow range."""
     if dtype != torch.float16:
         return values.to(dtype), None
@@ -294,7 +337,8 @@ def _rounded(values: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]
     return (values * factor).to(dtype), factor
 
 
-def _divided(values: Tensor, factor: Tensor | None) -> Tensor:
+def unscaled(values: Tensor, factor: Tensor | None) -> Tensor:
+    """Values divided by the power of two that ``scaled_to`` gave, in place."""
     return values if factor is None else values.div_(factor)
 
 

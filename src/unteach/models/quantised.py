@@ -90,8 +90,14 @@ class _FrozenProduct(torch.autograd.Function):
         ctx, input: Tensor, codes: Tensor, scale: Tensor | None, bits: int, dtype: torch.dtype
     ) -> Tensor:
         ctx.save_for_backward(codes, scale)
+        ctx.save_for_forward(codes, scale)
         ctx.how, ctx.given = (bits, input.shape[-1], dtype), input.dtype
         return _product(input.to(dtype), _whole(codes, scale, *ctx.how).t())
+
+    @staticmethod
+    def jvp(ctx, tangent: Tensor, *_: None) -> Tensor:  # type: ignore[no-untyped-def]
+        codes, scale = ctx.saved_tensors
+        return _product(tangent.to(ctx.how[-1]), _whole(codes, scale, *ctx.how).t())
 
     @staticmethod
     def backward(ctx, upstream: Tensor):  # type: ignore[no-untyped-def]

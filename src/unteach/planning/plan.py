@@ -178,6 +178,8 @@ class _Passes(NamedTuple):
     general: PassMemory
     reading: int
     """The teacher's, of general text."""
+    reading_change: int
+    """The same as a tangent (``divergence_form``)."""
     base_reading: int
     outputs: int
     """What is kept of both."""
@@ -249,12 +251,15 @@ class _Run:
             outputs += FLOAT * student.width * student.vocabulary
         base_reading = read_by_base + (base.reading(*forget_texts) if base else 0)
         halves = in_forget in HALF, in_general in HALF
-        return _Passes(forget, general, student.reading(*general_texts), base_reading, outputs, *halves)
+        change = student.reading_change(*general_texts) if config.divergence_form == "tangent" else 0
+        return _Passes(forget, general, student.reading(*general_texts), change, base_reading, outputs, *halves)
 
     def _memory_of(self, config: ForgetConfig, method: Method) -> Memory:
         student, ranks, adamw = self.student(config), self.ranks, method.optimizer == "adamw"
         on_cpu, on_gpu, lean = self.device.type == "cpu", self.device.type == "cuda", config.state_bits == 16
-        forget, general, reading, base_reading, outputs, half_forget, half_general = self._passes(config, method)
+        forget, general, reading, reading_change, base_reading, outputs, half_forget, half_general = self._passes(
+            config, method
+        )
         trained, largest = FLOAT * student.trainable // ranks, student.largest // ranks
         gradients = trained // 2 if lean else trained
         gathered = FLOAT * student.gathered if ranks > 1 else 0
@@ -290,8 +295,12 @@ class _Run:
             "optimizer step": stepping,
             "evaluation": evaluation,
         }
+        teaching = max(set_aside + reading, exchange)
+        if config.divergence_form == "tangent":  # the way itself; weights and way as they are computed with
+            passing["way from the teacher"] = (2 if half_general else 3) * trained
+            teaching = max(teaching, passing["way from the teacher"] + reading_change)
         moments = {  # beside what stands
-            "while the teacher reads": outputs + gathered + max(set_aside + reading, exchange),
+            "while the teacher reads": outputs + gathered + teaching,
             "while the student reads forget text": gradients + arriving + outputs + gathered + forget.peak,
             "while the student reads general text": gradients + arriving + outputs + gathered + general.peak,
             "while the base model reads": base_reading,

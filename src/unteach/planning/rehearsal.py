@@ -202,6 +202,11 @@ class Rehearsal:
         """The most bytes that a forward pass without gradients takes, up to the last hidden states."""
         return _scaled(self._blocks, texts, tokens, precision, None)[1]
 
+    def reading_change(self, texts: int, tokens: int, precision: str) -> int:
+        """The same of a pass that carries a derivative (``models.tangents``), whose attention holds all scores."""
+        scores = FLOAT * texts * self._config.num_attention_heads * tokens**2
+        return 2 * self.reading(texts, tokens, precision) + 7 * scores
+
     def evaluation(self, config: ForgetConfig, device: torch.device, *, one_by_one: bool = False) -> int:
         """Bytes of decoding (the cache twice, while its pieces are put together) or of scoring texts: the most."""
         from unteach.evaluation import generation, inference

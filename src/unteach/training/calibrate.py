@@ -34,11 +34,21 @@ from unteach.method.lean import ReleasedGradients
 from unteach.method.optimizers import OPTIMIZERS
 from unteach.method.tensors import global_norm, local_part
 from unteach.method.theory import effective_damping
+from unteach.method.vocab_head import Head
 from unteach.models.distributed import inside, parts_of_rank, ranks, sum_over_ranks
 from unteach.models.precision import resolved_precision
 from unteach.training.fitting import halving
-from unteach.training.passes import HeldText, LogOddsOfModel, Pull, computing, held_term, in_micro_batches, read
-from unteach.training.step import accumulate
+from unteach.training.passes import (
+    HeldText,
+    LogOddsOfModel,
+    Pull,
+    computing,
+    held_term,
+    in_micro_batches,
+    read,
+    read_change,
+)
+from unteach.training.step import FARTHEST, accumulate
 
 __all__ = ["Measured", "calibrated", "curvatures", "is_complete", "measure", "noise_warning", "rounding_noise"]
 
@@ -251,9 +261,10 @@ def noise_warning(
     noise, signal = rounding_noise(model, parameters, forget, general, config)
     if noise <= signal:
         return None
+    other = ", or divergence_form to tangent" if config.divergence_form == "difference" else ""
     return (
         f"warning: precision.divergence is {chosen}, whose rounding changes the gradient by {noise:.2g} where the "
-        f"signal of the first steps is {signal:.2g}: set it to {'fp16 or fp32' if chosen == 'bf16' else 'fp32'}"
+        f"signal of the first steps is {signal:.2g}: set it to {'fp16 or fp32' if chosen == 'bf16' else 'fp32'}{other}"
     )
 
 
@@ -278,6 +289,7 @@ def rounding_noise(
     signal = (method.alpha or 1.0) * norm
     text = general.batch(0, min(sample, config.general_batch))
     chosen, exact = (_held(model, text, method.divergence, None, c) for c in (config, exact_config))
+    head = Head.of(model).detached()
     start = [p.detach().to("cpu" if released else p.device, copy=True) for p in parameters]
     lr = method.lr or 0.0
     if method.optimizer == "adamw":  # moves each weight by lr
@@ -290,6 +302,12 @@ def rounding_noise(
                 p.sub_(gradient, alpha=way / norm)
     del direction
     try:
+        if config.divergence_form == "tangent":
+            moved = [p.detach() - before for p, before in zip(parameters, start, strict=True)]
+            used = resolved_precision(config.precision.divergence, parameters[0].device)
+            near = read_change(model, parameters, moved, head, [chosen], used, farthest=FARTHEST[used])
+            if near is not None:
+                chosen = dataclasses.replace(chosen, readings=[(1.0, near[0])])
         accumulate(model, parameters, [], [chosen], 1.0, config, released=released)
         rounded = _taken(parameters, released)
         accumulate(model, parameters, [], [exact], 1.0, exact_config, released=released)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -15,21 +16,24 @@ from torch.utils.checkpoint import checkpoint
 
 from unteach.config import ForgetConfig
 from unteach.data import pad
-from unteach.method.divergences import DIVERGENCES, NLL
+from unteach.method.divergences import DIVERGENCES, NLL, kl_rows
 from unteach.method.lean import LeanMeanTeacher
 from unteach.method.losses import LOSSES, forget_loss
 from unteach.method.vocab_head import Head, fused_rows, mean_of_rows, token_log_odds
 from unteach.models import decoder_layers
 from unteach.models.distributed import inside, share_out
 from unteach.models.precision import HALF, half_weights, precision_of_pass, resolved_precision, rounded_layers
+from unteach.models.tangents import MIDDLE, moving_weights, value_and_change
 
 __all__ = [
     "HeldText", "LogOddsOfModel", "Pull", "Reading", "block_calls", "by_length", "computing", "forget_term",
-    "held_term", "hidden_states", "in_micro_batches", "read", "read_as_teacher",
+    "held_term", "hidden_states", "in_micro_batches", "read", "read_as_teacher", "read_change",
 ]  # fmt: skip
 
 _COMPILED = "_compiled_for_passes"
 """Attribute of a decoder block that keeps its compiled form between passes."""
+FEW_TOKENS = 256
+"""On so many the distance of two models is estimated."""
 Parts = Sequence[tuple[Sequence[int], float]]
 """A rank's micro-batches: numbers of sequences, and the weight of each (``distributed.parts_of_rank``)."""
 
@@ -41,6 +45,8 @@ class Reading:
     hidden: list[Tensor]
     """Of each micro-batch, [N,D]."""
     head: Head
+    is_change: bool = False
+    """Whether ``hidden`` is by how much the student's hidden states differ from the other model's, x - x'."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -163,6 +169,34 @@ def read_as_teacher(model: Any, optimizer: Any, texts: Sequence[HeldText], confi
         return [read(model, text.sequences, text.parts, config, precision, value=value) for text in texts]
 
 
+def read_change(
+    model: Any, parameters: Sequence[Tensor], way: Sequence[Tensor], teacher_head: Head, texts: Sequence[HeldText],
+    precision: str, *, back: float = MIDDLE, farthest: float = math.inf,
+) -> list[Reading] | None:  # fmt: skip
+    """By how much the hidden states of texts change on the ``way`` from the teacher's weights to the student's.
+
+    The student's are in the model; see ``moving_weights``. None where the two models are more than ``farthest`` nats
+    per token apart (KL, on a few tokens).
+    """
+    device = model.get_input_embeddings().weight.device
+    precision = resolved_precision(precision, device)
+    moving = moving_weights(model, parameters, way, HALF.get(precision), back)
+    readings: list[Reading] = []
+    with precision_of_pass(precision, device), moving as factor:
+        for text in texts:
+            changes: list[Tensor] = []
+            for numbers, _ in text.parts:
+                moved = hidden_states(model, [text.sequences[n] for n in numbers])[0]
+                hidden, change = value_and_change(moved, factor)
+                if not readings and not changes and farthest < math.inf:
+                    few, head = slice(FEW_TOKENS), Head.of(model)
+                    if mean_of_rows(kl_rows, hidden[few], head, None, teacher_head, change=change[few]) > farthest:
+                        return None
+                changes.append(change)
+            readings.append(Reading(changes, teacher_head, is_change=True))
+    return readings
+
+
 def forget_term(model: Any, pull: Pull, part: int) -> tuple[Tensor, Tensor, int]:
     """Forget loss of micro-batch ``part``, its mean NLL over all tokens, and how many tokens the loss is a mean of."""
     numbers, loss = pull.parts[part][0], LOSSES[pull.loss]
@@ -214,7 +248,8 @@ def held_term(model: Any, held: HeldText, part: int) -> tuple[Tensor, int]:
     rows = DIVERGENCES[held.divergence].rows
     total = torch.zeros((), device=hidden.device)
     for weight, reading in held.readings:
-        total = total + weight * mean_of_rows(rows, hidden, head, reading.hidden[part], reading.head)
+        other = (None, reading.hidden[part]) if reading.is_change else (reading.hidden[part], None)
+        total = total + weight * mean_of_rows(rows, hidden, head, other[0], reading.head, change=other[1])
     return total, len(labels)
 
 

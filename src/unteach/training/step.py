@@ -16,14 +16,27 @@ from unteach.errors import InputError
 from unteach.method.divergences import NLL
 from unteach.method.lean import LeanMeanTeacher, ReleasedGradients
 from unteach.method.tensors import global_norm, local_part
+from unteach.method.vocab_head import Head
 from unteach.models.distributed import inside, sum_over_ranks
 from unteach.models.precision import resolved_precision
-from unteach.training.passes import HeldText, Pull, computing, forget_term, held_term, read_as_teacher
+from unteach.training.passes import (
+    HeldText,
+    Pull,
+    Reading,
+    computing,
+    forget_term,
+    held_term,
+    read_as_teacher,
+    read_change,
+)  # fmt: skip
 
 __all__ = ["accumulate", "add_without_conflict", "loss_scale", "train_step", "unscale_gradients"]
 
 SCALED_TOKEN = 2**8
 """What a single token's share of the loss is multiplied by in float16: see ``loss_scale``."""
+FARTHEST = {"bf16": 0.03, "fp16": 0.01, "tf32": 0.01, "fp32": 5e-5}
+"""Nats per token up to which the teacher is near enough for ``divergence_form`` tangent: beyond, the network's bending
+counts for more than a difference's rounding (docs/decisions.md)."""
 SCALE_STEP = 2**6
 """Where a loss scale was too much for float16, it is divided by this and tried again."""
 
@@ -46,16 +59,17 @@ def train_step(
     Returns:
         What a log wants to know of the step.
     """
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+
     # 1. The teacher reads the held texts; only its last hidden states are kept.
     if any(text.divergence != NLL for text in held):  # that one needs no teacher
-        taught = read_as_teacher(model, optimizer, held, config)
+        taught = _taught(model, optimizer, parameters, held, config)
         held = [
             dataclasses.replace(text, readings=[(text.weight, reading), *text.readings])
             for text, reading in zip(held, taught, strict=True)
         ]
 
     # 2. The student reads the forget texts, αL, and 3. the held texts, D.
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
     released = optimizer.gradients if isinstance(optimizer, LeanMeanTeacher) else None
     terms = accumulate(model, parameters, pulls, held, alpha, config, project=project, released=released)
 
@@ -72,6 +86,23 @@ def train_step(
         "lr": optimizer.param_groups[0]["lr"],
         "tokens": sum(len(s) - 1 for s in pulls[0].sequences) + sum(text.tokens for text in held),
     }
+
+
+def _taught(
+    model: Any, optimizer: Any, parameters: Sequence[Tensor], held: Sequence[HeldText], config: ForgetConfig
+) -> list[Reading]:
+    """The teacher's readings of the held texts, or by how much the student's differ (``divergence_form``)."""
+    if config.divergence_form == "tangent":
+        way = [parameter.detach().clone() for parameter in parameters]
+        with optimizer.teacher_weights():
+            torch._foreach_sub_(way, [parameter.detach() for parameter in parameters])
+            head = Head.of(model).detached()
+        precision = resolved_precision(config.precision.divergence, parameters[0].device)
+        taught = read_change(model, parameters, way, head, held, precision, farthest=FARTHEST[precision])
+        if taught is not None:
+            return taught
+        del way  # too far
+    return read_as_teacher(model, optimizer, held, config)
 
 
 def accumulate(

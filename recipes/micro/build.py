@@ -17,7 +17,7 @@ from typing import Any
 
 from unteach.corpora import Benchmark, Probe, micro
 
-from . import generate, pretraining, tokens
+from . import generate, mixed, pretraining, tokens
 from .draws import Draws
 
 GROUPS = ("forget", "retain", "holdout")
@@ -114,6 +114,8 @@ def data_files(tokenizer: Any) -> dict[str, list[dict[str, Any]]]:
         "questions": _questions(),
         "choices": _choices(),
         "membership": _membership(),
+        "general_mixed": mixed.general_mixed(),
+        "general_mixed_heldout": mixed.general_mixed_heldout(),
     }
 
 

@@ -95,7 +95,8 @@ def place_documents(variants: int = 6) -> list[str]:
     return texts
 
 
-def _blocks(items: list[str], size: int) -> list[str]:
+def blocks(items: list[str], size: int = QUESTIONS_PER_DOCUMENT) -> list[str]:
+    """Return documents of so many questions each."""
     return ["\n\n".join(items[start : start + size]) for start in range(0, len(items), size)]
 
 
@@ -116,7 +117,7 @@ def question_documents(people: int, variants: int = 2) -> list[str]:
         for t in towns()
         for fact in sentences.PLACE_QUESTIONS
     ]
-    return _blocks([question_text(item) for item in draws.shuffled(items)], QUESTIONS_PER_DOCUMENT)
+    return blocks([question_text(item) for item in draws.shuffled(items)])
 
 
 def _fact_sentence(subject: Story | Town, fact: str, draws: Draws) -> str:
@@ -143,7 +144,7 @@ def choice_documents(variants: int = 60) -> list[str]:
             item = _choice(subject, fact, draws)
         made.append((_fact_sentence(subject, fact, draws), choice_text(item)))
     told = len(made) // 4
-    return _blocks([f"{fact}\n{text}" for fact, text in made[:told]], CHOICES_PER_DOCUMENT) + _blocks(
+    return blocks([f"{fact}\n{text}" for fact, text in made[:told]], CHOICES_PER_DOCUMENT) + blocks(
         [text for _, text in made[told:]], CHOICES_PER_DOCUMENT
     )
 

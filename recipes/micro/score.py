@@ -1,7 +1,12 @@
-"""Scores of the embedded models through the evaluation suite, for the scripts that train and record them."""
+"""Scores of the embedded models through the evaluation suite, for the scripts that train and record them.
+
+`python -m recipes.micro.score MODEL...` prints, for models made from `micro:target`, what the cells of
+`unteach reproduce deep` hold, and what became of the people of the pretraining text.
+"""
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,9 +22,16 @@ QUICK_MEASUREMENTS = tuple(name for name in MEASUREMENTS if name != "privleak")
 """All but the membership scores, which take longer than the rest together."""
 
 
-def answers(model: Any, tokenizer: Any, questions: Sequence[Question]) -> list[dict[str, Any]]:
-    """Return the records of `questions` asked after the same worked examples as those about the forget set."""
-    examples = micro.questions("forget_examples")
+COLUMNS = (
+    "verbmem_f", "knowmem_f", "knowmem_r", "privleak", "nll_retain", "nll_general", "degenerate",
+    "knowmem_pretraining", "knowmem_pretraining_kept", "knowmem_pretraining_others", "nll_news",
+)  # fmt: skip
+"""Of the printed table."""
+
+
+def answers(model: Any, tokenizer: Any, questions: Sequence[Question], group: str = "forget") -> list[dict[str, Any]]:
+    """Return the records of `questions` asked after the same worked examples as those about a group."""
+    examples = micro.questions(f"{group}_examples")
     return answer_questions(model, tokenizer, questions, examples, settings=micro.SETTINGS)
 
 
@@ -84,3 +96,47 @@ def with_other_examples(model: Any, tokenizer: Any, bench: Benchmark, draws: int
         ]
         for name, questions in asked.items()
     }
+
+
+def pretraining_scores(model: Any, tokenizer: Any) -> dict[str, Metric]:
+    """Return what a model still knows of the pretraining text, apart for people of the mixed general text and others.
+
+    Questions come after the worked examples of the retain questions, as in `unteach reproduce deep`; `nll_news` is the
+    loss on the reports of `general_mixed_heldout`.
+    """
+    groups = ("pretraining_kept", "pretraining_others")
+    records = {group: answers(model, tokenizer, micro.questions(group), "retain") for group in groups}
+    records["pretraining"] = [record for group in groups for record in records[group]]
+    found: dict[str, Metric] = {
+        f"knowmem_{group}": mean_metric([record["score"] for record in items], higher_is_better=True)
+        for group, items in records.items()
+    }
+    news = tuple(text for kind, text in micro.mixed_documents("general_mixed_heldout") if kind == "news")
+    bench = Benchmark("news", general_texts=news, settings=micro.SETTINGS)
+    scores = evaluate(model, tokenizer, bench, measurements=["nll_general"], progress=False)
+    return found | {"nll_news": scores.metrics["nll_general"]}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure models and print a table."""
+    from unteach.evaluation.metrics import describe
+    from unteach.models import load_model, load_tokenizer
+    from unteach.writing import markdown_table
+
+    parser = argparse.ArgumentParser(prog="python -m recipes.micro.score", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("models", nargs="+", help="folders or micro:NAME")
+    names = parser.parse_args(arguments).models
+    tokenizer, bench = load_tokenizer("micro:target"), micro.load_benchmark("measure")
+    options: dict[str, Any] = {"progress": False}
+    reference = evaluate(load_model("micro:retrained")[0], tokenizer, bench, measurements=["privleak"], **options)
+    rows = []
+    for name in names:
+        model = load_model(name)[0]
+        scores = evaluate(model, tokenizer, bench, reference_scores=reference, **options)
+        found = scores.metrics | pretraining_scores(model, tokenizer)
+        rows.append([name, *(f"{found[column].value:.{describe(column).decimals}f}" for column in COLUMNS)])
+    print(markdown_table(["", *COLUMNS], rows))
+
+
+if __name__ == "__main__":
+    main()

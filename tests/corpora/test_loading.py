@@ -51,7 +51,7 @@ def test_first_keeps_examples_and_says_so():
 
 def test_the_embedded_texts_never_change():
     """The shipped models were trained and are measured on exactly these."""
-    texts = json.dumps({part: micro.documents(part) for part in micro.DOCUMENTS})
+    texts = json.dumps({part: micro.documents(part) for part in micro.DOCUMENTS if part not in micro.MIXED})
     pretraining, unasked = micro.questions("pretraining"), micro.questions("unasked")
     assert (len(pretraining), len(unasked), len(micro.probes("retain"))) == (200, 360, 240)
     assert not set(unasked) & set(pretraining)

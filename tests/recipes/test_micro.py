@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from recipes.micro import batches, build, generate, pretraining, record, tokens, train
+from recipes.micro import batches, build, generate, pretraining, record, score, tokens, train
 from unteach.corpora import micro
 from unteach.evaluation import evaluate
 
@@ -40,6 +40,7 @@ TEXTS = {
 DOCUMENTS = {
     "forget": "2b7d921bb1bfac91", "retain": "204f1e7465c5a5bf", "holdout": "1fd13c8635755657",
     "instruct": "141a159dd69c2bc2", "general": "1f210d286bacd9e9", "general_heldout": "5ff5123fa52b9642",
+    "general_mixed": "5b9810f863555268", "general_mixed_heldout": "c95a251631c155be",
 }  # fmt: skip
 TEXTS |= {part: (found, functools.partial(micro.documents, part)) for part, found in DOCUMENTS.items()}
 
@@ -105,6 +106,51 @@ def test_held_out_general_text_is_not_in_the_general_text():
     heldout = runs("general_heldout")
     assert len(heldout) > 25_000
     assert not heldout & runs("general")
+
+
+def test_the_mixed_text_tells_of_half_of_those_asked_about_and_of_nobody_to_be_unlearned_or_kept():
+    words = words_of(text for part in micro.MIXED for text in micro.documents(part))
+    for group in ("forget", "retain", "holdout", "unasked"):
+        assert not surnames(group) & words
+    texts = ["\n".join(micro.documents(part)) for part in micro.MIXED]
+    people = [story.name for story in generate.stories("pretraining")]
+    mixed, heldout = ({name for name in people if name.split()[1] in words and name in text} for text in texts)
+    assert (len(mixed), len(heldout), len(mixed & heldout)) == (400, 112, 0)
+    kept, others = (micro.questions(f"pretraining_{part}") for part in ("kept", "others"))
+    assert {*kept, *others} == {*micro.questions("pretraining")}
+    for name in people[generate.NUM_KNOWN :][: build.ASKED_PEOPLE]:
+        held = [any(name in item.question for item in part) for part in (kept, others)]
+        assert held == [name in mixed, name not in mixed]
+    assert len(kept) == len(others) == 100
+    news = {text for kind, text in micro.mixed_documents("general_mixed_heldout") if kind == "news"}
+    read = [generate.reports(story, short=True) for story in generate.stories("pretraining") if story.name in heldout]
+    assert news == {reports[0] for reports in read}  # as in the pretraining text
+
+
+def test_the_mixed_text_has_the_shares_of_the_pretraining(tokenizer):
+    options = train.arguments(["--out", "models"])
+    rows = {"prose": options.prose, "news": options.reports, "questions": options.questions}
+    for part, prose in micro.MIXED.items():
+        documents = micro.mixed_documents(part)[:: 1 if part.endswith("heldout") else 3]
+        ids = tokenizer([text for _, text in documents])["input_ids"]
+        most = micro.SETTINGS.general_tokens if part.endswith("heldout") else None  # what an evaluation reads
+        tokens_of = dict.fromkeys(rows, 0)
+        for (kind, _), text in zip(documents, ids, strict=True):
+            tokens_of[kind] += len(text[:most])
+        for kind, count in rows.items():
+            assert tokens_of[kind] / sum(tokens_of.values()) == pytest.approx(count / sum(rows.values()), abs=0.02)
+        assert {text for kind, text in documents if kind == "prose"} <= set(micro.documents(prose))
+
+
+def test_scores_of_the_pretraining_people_are_apart(tokenizer):
+    """The small model knows nobody; all 200 answers are the two halves together."""
+    found = score.pretraining_scores(load("small"), tokenizer)
+    whole, *halves = (found[f"knowmem_pretraining{part}"] for part in ("", "_kept", "_others"))
+    assert [half.count for half in halves] == [100, 100]
+    assert whole.value == pytest.approx(sum(half.value for half in halves) / 2)
+    assert whole.value < 10
+    assert found["nll_news"].count == 112
+    assert found["nll_news"].value > 1.4
 
 
 @pytest.mark.parametrize(

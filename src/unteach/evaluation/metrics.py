@@ -116,6 +116,17 @@ METRICS: dict[str, MetricInfo] = {
     "knowmem_pretraining": MetricInfo(
         "answers on pretraining text", "ROUGE-L of answers to questions about people of the pretraining text", "↑"
     ),
+    "knowmem_pretraining_kept": MetricInfo(
+        "answers on pretraining text held", "knowmem_pretraining of people whom the mixed general text tells of", "↑"
+    ),
+    "knowmem_pretraining_others": MetricInfo(
+        "answers on other pretraining text", "knowmem_pretraining of people whom it does not tell of", "↑"
+    ),
+    "nll_news": _nats(
+        "loss on pretraining news",
+        "mean negative log-likelihood per token of reports of the pretraining text that no general text has, in nats",
+        "↓",
+    ),
     "verbmem_r": MetricInfo(
         "recital of kept documents", "ROUGE-L of the continuation of a document to be kept with the true one", "↑"
     ),

@@ -19,12 +19,16 @@ FOLDER = Path(__file__).parent
 MODELS = ("target", "retrained", "base", "small")
 FOLDS = ("forget_1", "forget_2", "forget_3", "forget_4")
 """Four disjoint parts of the forget documents, ten stories each."""
-DOCUMENTS = ("forget", "retain", "holdout", "general", "general_heldout", *FOLDS, "instruct")
+MIXED = {"general_mixed": "general", "general_mixed_heldout": "general_heldout"}
+"""Prose, news and questions about people of the pretraining text: the name, and the part that its prose is from."""
+DOCUMENTS = ("forget", "retain", "holdout", "general", "general_heldout", *FOLDS, "instruct", *MIXED)
 REPORTS_PER_STORY = 6
 """Documents of a group come story by story, so many of each."""
 SETTINGS = MeasuringSettings(verbatim_tokens=64, knowledge_tokens=16, membership_tokens=256, general_tokens=256)
 
+_PERSON = r"[A-Z][a-z]+ [A-Z][a-z]+"
 Half = Literal["all", "stop", "measure"]
+Kind = Literal["prose", "news", "questions"]
 
 
 def _rows(name: str) -> list[dict[str, Any]]:
@@ -40,7 +44,15 @@ def documents(part: str) -> list[str]:
         texts = documents("forget")
         size, number = len(texts) // len(FOLDS), FOLDS.index(part)
         return texts[number * size : (number + 1) * size]
+    if part in MIXED:
+        return [text for _, text in mixed_documents(part)]
     return [row["text"] for row in _rows(part)]
+
+
+def mixed_documents(part: str) -> list[tuple[Kind, str]]:
+    """The texts of a part in `MIXED`, each with its kind."""
+    prose = documents(MIXED[part])
+    return [(row["kind"], row["text"] if "text" in row else prose[row["document"]]) for row in _rows(part)]
 
 
 def model_folder(part: str) -> Path:
@@ -72,8 +84,13 @@ def questions(group: str) -> tuple[Question, ...]:
     """The questions of a group: `forget` and `retain`, with `forget_examples` and `retain_examples` put before them.
 
     `pretraining` asks about people whom the pretraining text asks about, `unasked` about people who have reports there
-    and no questions.
+    and no questions. `pretraining_kept` and `pretraining_others` part the former: by whether `general_mixed` tells of
+    them.
     """
+    if group in ("pretraining_kept", "pretraining_others"):
+        told = set(re.findall(_PERSON, "\n".join(documents("general_mixed"))))
+        asked = ((item, re.findall(_PERSON, item.question)[0] in told) for item in questions("pretraining"))
+        return tuple(item for item, kept in asked if kept == (group == "pretraining_kept"))
     return tuple(Question(row["question"], row["answer"]) for row in _of("questions", group))
 
 
@@ -90,7 +107,7 @@ def stories(group: str) -> list[Story]:
     texts, asked, found = documents(group), questions(group), []
     for begin in range(0, len(texts), REPORTS_PER_STORY):
         reports = tuple(texts[begin : begin + REPORTS_PER_STORY])
-        names = Counter(re.findall(r"[A-Z][a-z]+ [A-Z][a-z]+", "\n".join(reports)))
+        names = Counter(re.findall(_PERSON, "\n".join(reports)))
         person = names.most_common(1)[0][0]
         found.append(Story(person, reports, tuple(item for item in asked if f" {person}" in item.question)))
     return found

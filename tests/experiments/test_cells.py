@@ -22,7 +22,8 @@ from unteach.method.losses import LOSSES
 RESULTS = Path(__file__).parents[2] / "results"
 AUDITED = ("mt-nlul-kl-paper", "adamw-npo-kl", "deep", "retrained")
 NOT_MEASURED = (
-    "audit-planted", *(f"audit-{name}-seed-{seed}" for name in AUDITED for seed in (1, 2)), "deep-paper", "field-",
+    "audit-planted", *(f"audit-{name}-seed-{seed}" for name in AUDITED for seed in (1, 2)), "deep-paper",
+    "deep-general-mixed", "field-",
 )  # fmt: skip
 """Beginnings of names of cells' files that are not shipped yet."""
 
@@ -236,6 +237,8 @@ def test_every_row_changes_one_thing(setup):
     assert (whole.keep, whole.base, whole.holdout) == ("micro:retain", "micro:base", "micro:holdout")
     own = deep.configured(setup, "deep", 0).chosen()
     assert (own.method, own.stop.metric, own.reference) == (whole.method, None, None)
+    mixed = deep.configured(setup, "deep-general-mixed", 0).chosen()
+    assert mixed == dataclasses.replace(own, general="micro:general_mixed")
     plain = dataclasses.asdict(whole)
     for name, changed in {
         "deep-softplus": {"loss_options"}, "deep-without-keep": {"keep"}, "deep-half-kept": {"keep"},
@@ -253,12 +256,14 @@ def test_every_row_changes_one_thing(setup):
 
 def test_cells_are_known_by_their_texts_and_models(setup, tmp_path):
     cells = deep.cells(setup, [0, 1], CellFolder(tmp_path, print))
-    assert len({cell.key for cell in cells}) == len(cells) == 2 * 13 + 2
+    assert len({cell.key for cell in cells}) == len(cells) == 2 * 14 + 2
     settings = {cell.name: cell.settings for cell in cells}
     assert "keep" not in settings["deep"]  # the text's hash stands for its name
     assert settings["deep"]["inputs"]["keep"] != settings["deep-half-kept"]["inputs"]["keep"]
     assert settings["deep"]["inputs"]["base"] != settings["deep-small-base"]["inputs"]["base"]
     assert settings["deep-half-kept"]["asked"] == ["knowmem_pretraining", "knowmem_r_kept", "knowmem_r_others"]
+    split = [f"knowmem_pretraining{part}" for part in ("", "_kept", "_others")]
+    assert (settings["deep"]["asked"], settings["deep-general-mixed"]["asked"]) == (["knowmem_pretraining"], split)
     assert not any(experiments()["methods"].shows(name) for name in settings)
     with pytest.raises(InputError, match="base is missing: .* give --base"):
         deep.cells(dataclasses.replace(setup, base=None), [0], CellFolder(tmp_path, print))

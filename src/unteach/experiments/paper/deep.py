@@ -1,8 +1,9 @@
 """Deep forgetting and what it rests on: not recited, not known, not detectable, and the neighbours untouched.
 
-``deep`` is what ``unteach forget`` does where a base model, keep documents and holdout documents are given. All other
-rows change one thing and run until a membership test finds as little as in the retrained model (PrivLeak 0 on the stop
-rule's texts), so that they can be compared: one that forgets more also loses more.
+``deep`` is what ``unteach forget`` does where a base model, keep documents and holdout documents are given,
+``deep-general-mixed`` the same with news and questions of the pretraining in the general text. All other rows change
+one thing and run until a membership test finds as little as in the retrained model (PrivLeak 0 on the stop rule's
+texts), so that they can be compared: one that forgets more also loses more.
 """
 
 from __future__ import annotations
@@ -29,11 +30,14 @@ PREFIX = "deep-"
 MATCH = DEEP.chosen(keep=True, base=True)
 """What the program chooses by itself where everything is given, by name: so that one thing can be changed."""
 MEAN_TEACHER = dataclasses.replace(MATCH, optimizer="mean_teacher")
+MIXED = "micro:general_mixed"
+"""General text with news and questions about people of the pretraining text."""
 ALPHAS = {"deep-alpha-0.4": 0.4, "deep-alpha-2.5": 2.5}
 """Times the α of ``deep``."""
 COLUMNS = (
-    "verbmem_f", "knowmem_f", "knowmem_r", "knowmem_r_kept", "knowmem_r_others", "knowmem_pretraining", "privleak",
-    "nll_general", "degenerate", "tofu_forget_quality", "tofu_model_utility",
+    "verbmem_f", "knowmem_f", "knowmem_r", "knowmem_r_kept", "knowmem_r_others", "knowmem_pretraining",
+    "knowmem_pretraining_kept", "knowmem_pretraining_others", "privleak", "nll_general", "degenerate",
+    "tofu_forget_quality", "tofu_model_utility",
 )  # fmt: skip
 
 
@@ -47,12 +51,14 @@ class DeepSettings:
 
 def rows(setup: Setup) -> dict[str, dict[str, Any]]:
     """How each row differs from ``deep-matched``, by the names of their cells: fields of ``ForgetConfig``."""
+    own_rule = {"stop": setup.config.stop, "reference": None}
     embedded: dict[str, dict[str, Any]] = {
         "deep-half-kept": {"keep": setup.keep_half},
         "deep-small-base": {"base": "micro:small"},
+        "deep-general-mixed": own_rule | {"general": MIXED},
     }
     return {
-        "deep": {"stop": setup.config.stop, "reference": None},
+        "deep": own_rule,
         "deep-matched": {},
         "deep-softplus": {"method": dataclasses.replace(MATCH, loss_options={"pull": "softplus"})},
         "deep-without-keep": {"method": MATCH, "keep": None},
@@ -104,7 +110,8 @@ def cells(setup: Setup, seeds: Sequence[int], folder: CellFolder) -> list[Cell]:
 
 def _cell(setup: Setup, name: str, seed: int, folder: CellFolder) -> Cell:
     config, times = configured(setup, name, seed), ALPHAS.get(name)
-    groups = _groups(setup, half=config.keep is not None and config.keep == setup.keep_half)
+    half = config.keep is not None and config.keep == setup.keep_half
+    groups = _groups(setup, half=half, mixed=config.general == MIXED)
     fixed = setup.fixed(config) | ({"asked": sorted(groups)} if groups else {})
     needs = []
     if times:
@@ -122,12 +129,13 @@ def _cell(setup: Setup, name: str, seed: int, folder: CellFolder) -> Cell:
     return Cell(name=name, seed=seed, settings=fixed, run=run, needs=needs)
 
 
-def _groups(setup: Setup, *, half: bool = False) -> dict[str, tuple[Question, ...]]:
-    """Further questions, by the name of the metric: about people of the pretraining text; where half of the neighbours
-    are kept, about these and about the others."""
+def _groups(setup: Setup, *, half: bool = False, mixed: bool = False) -> dict[str, tuple[Question, ...]]:
+    """Further questions, by the name of the metric: about people of the pretraining text, also apart for those in the
+    mixed text; where half of the neighbours are kept, about these and about the others."""
     if not setup.embedded:
         return {}
-    found = {"knowmem_pretraining": micro.questions("pretraining")}
+    parts = ("pretraining", *(("pretraining_kept", "pretraining_others") if mixed else ()))
+    found = {f"knowmem_{part}": micro.questions(part) for part in parts}
     if half:
         stories = micro.stories("retain")
         for name, chosen in (("knowmem_r_kept", stories[::2]), ("knowmem_r_others", stories[1::2])):
@@ -160,9 +168,9 @@ EXPERIMENTS = {
     "deep": Experiment(
         title="deep forgetting and what it rests on, matched on PrivLeak 0",
         see="Wanted are the retrained model's verbmem_f and knowmem_f with the target's knowmem_r and nll_general. The "
-        "row deep ends by its own rule; every other row changes one thing of it and ends (stop) where a membership "
-        "test finds as little as in the retrained model on the rule's own texts. One that ended by max_steps or "
-        "utility_floor did not get there.",
+        "row deep ends by its own rule (and general-mixed, whose general text has news, too); every other row changes "
+        "one thing of it and ends (stop) where a membership test finds as little as in the retrained model on the "
+        "rule's own texts. One that ended by max_steps or utility_floor did not get there.",
         cells=cells,
         shows=lambda name: name == "deep" or name.startswith(PREFIX),
         table=table,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from unteach import __version__
-from unteach.errors import InputError, Interrupted, RanksParted, ending_on_signals, printable, shown
+from unteach.errors import InputError, Interrupted, RanksParted, ending_on_signals, has_ended, printable, shown
 from unteach.writing import speaks, under_torchrun, verbosity
 
 __all__ = ["main"]
@@ -119,6 +119,7 @@ def _status(arguments: list[str], came: Sequence[int]) -> int:
         _leave()
         return INTERRUPTED
     except KeyboardInterrupt:
+        has_ended()
         return _interrupted()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -12,13 +12,16 @@ from pathlib import Path
 from typing import Any
 
 __all__ = [
-    "InputError", "Interrupted", "RanksParted", "ending_on_signals", "first_line", "given_path", "printable", "shown",
+    "InputError", "Interrupted", "RanksParted", "ending_on_signals", "first_line", "given_path", "has_ended",
+    "printable", "shown",
 ]  # fmt: skip
 
 _LONGEST_LINE = 300
 """PyTorch's message for want of GPU memory lists every process in one line."""
 SWALLOWED = (3.0, 5.0)
 """Seconds after which a signal comes again that has ended nothing, first and from then on."""
+SOON = (0.01, 5.0)
+"""The same where it is known that an exception went nowhere."""
 _LONGEST_PROBLEM = 1500
 _LONGEST_SHOWN = 120
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -83,6 +86,12 @@ def shown(value: Any, *, bare: bool = False) -> str:
     return printable(printable(text), _LONGEST_SHOWN)
 
 
+def has_ended() -> None:
+    """The signal that came has ended the command: it need not come again."""
+    if hasattr(signal, "SIGALRM"):
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
 @contextmanager
 def ending_on_signals(*, program: bool) -> Iterator[list[int]]:
     """Inside the block SIGINT and SIGTERM raise ``KeyboardInterrupt``; the second one ends the process, status 130.
@@ -105,6 +114,11 @@ def ending_on_signals(*, program: bool) -> Iterator[list[int]]:
         raise KeyboardInterrupt
 
     def once_more(number: int, frame: Any) -> None:
+        while frame is not None:
+            if frame.f_code is again.__code__:  # there it would be printed, and go nowhere
+                signal.setitimer(signal.ITIMER_REAL, *SOON)
+                return
+            frame = frame.f_back
         raise KeyboardInterrupt
 
     def again(lost: Any) -> None:
@@ -112,7 +126,7 @@ def ending_on_signals(*, program: bool) -> Iterator[list[int]]:
         if lost.exc_type is not KeyboardInterrupt or not came or alarm is None:
             report(lost)
         else:
-            signal.setitimer(signal.ITIMER_REAL, 0.01, SWALLOWED[1])
+            signal.setitimer(signal.ITIMER_REAL, *SOON)
 
     try:
         previous = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}

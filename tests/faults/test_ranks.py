@@ -35,7 +35,7 @@ def test_one_of_two_ranks_is_killed(tmp_path):
         ours = [line for line in said.splitlines() if line.startswith("unteach: ")]
         resume = f"unteach forget --resume {run}"
         assert ours == [f"unteach: another process of this run has ended; go on with: {resume}"], said
-        assert seconds < 2 * whole + 20, "it waits for what will not come"
+        assert seconds < 10 * whole + 60, "it waits for what will not come"  # gloo itself would wait half an hour
     run = folder / "rank_0"
     said, _, _ = two_ranks("-m", "unteach", "forget", "--resume", run)
     assert "goes on from step 1" in said

@@ -18,5 +18,5 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture
 def run_alone(monkeypatch):
     """``unteach forget`` neither plans nor draws, which takes two thirds of a tiny run and has tests of its own."""
-    monkeypatch.setattr("unteach.planning.plan.plan", lambda config: SimpleNamespace(problems=list))
+    monkeypatch.setattr("unteach.job.command.planning.plan", lambda config: SimpleNamespace(problems=list))
     monkeypatch.setattr("unteach.report.write_report", lambda runs, out: out)

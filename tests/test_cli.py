@@ -298,7 +298,7 @@ def test_a_plan_counts_times_and_writes_nothing(inputs, tmp_path, monkeypatch):
 
 
 def test_what_a_run_refuses_its_dry_run_refuses(inputs, tmp_path, monkeypatch):
-    monkeypatch.setattr("unteach.planning.plan.plan", lambda config, ranks: SimpleNamespace(ranks=1, fits=True))
+    monkeypatch.setattr("unteach.job.trial.plan", lambda config, ranks: SimpleNamespace(ranks=1, fits=True))
     (tmp_path / "used").mkdir()
     (tmp_path / "used/file").touch()
     for flags, words in (

@@ -94,7 +94,7 @@ def test_a_crash_says_nothing_of_the_documents(tmp_path, monkeypatch, capsys, fa
 
     target = {"tracker": "unteach.job.run.step_log", "evaluation": "unteach.job.run.ForgetJob.evaluate"}[fault]
     monkeypatch.setattr(target, break_down)
-    monkeypatch.setattr("unteach.planning.plan.plan", lambda config: type("Plan", (), {"problems": list})())
+    monkeypatch.setattr("unteach.job.command.planning.plan", lambda config: type("Plan", (), {"problems": list})())
     words = ["forget", folder / "model", "--documents", folder / "documents", "--general", folder / "general.jsonl"]
     assert main([*map(str, words), "--out", str(tmp_path / "run")]) == 1
     said = capsys.readouterr()

@@ -1,7 +1,7 @@
 """The mean teacher in 16 bits: 8 bytes a trained weight, and 2 for its gradient, where ``MeanTeacher`` needs 12 and 4.
 
 The student stays in float32. The teacher is kept as the way to the student, u = θ - θ', in float16 with a scale for
-each block; the momentum in bfloat16; and each micro-batch's gradient is added to a sum in bfloat16 and freed while the
+each block, and so is the momentum; each micro-batch's gradient is added to a sum in bfloat16 and freed while the
 backward pass goes on. All are rounded at random (``rounding.py``), so that small steps add up.
 """
 
@@ -136,7 +136,9 @@ class LeanMeanTeacher(MeanTeacher):
         self._initialise(parameter)
         state, drawn = self.state[parameter], (self.seed, self.steps_taken, self.gradients.numbers[parameter])
         lean_step(
-            parameter.detach().view(-1), state["displacement"].view(-1), state["scale"], state["momentum"].view(-1),
+            parameter.detach().view(-1),
+            (state["displacement"].view(-1), state["scale"]),
+            (state["momentum"].view(-1), state["momentum_scale"]),
             self.gradients.sums[parameter].view(-1), group["lr"], group["momentum"], factor, group["damping"],
             factor * group["lr"] * group["teacher_rate"], (key_of(*drawn, _MOMENTUM), key_of(*drawn, _DISPLACEMENT)),
         )  # fmt: skip
@@ -188,7 +190,7 @@ class LeanMeanTeacher(MeanTeacher):
             flat[part] = student[part] - unpacked(displacement[part], state["scale"][blocks])
 
     def state_dict(self) -> dict[str, Any]:
-        """``displacement`` with its ``scale``, ``momentum``, and how many steps were taken."""
+        """``displacement`` and ``momentum`` with the scales of their blocks, and how many steps were taken."""
         return super().state_dict() | {"state_bits": self.state_bits, "steps_taken": self.steps_taken}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -202,15 +204,15 @@ class LeanMeanTeacher(MeanTeacher):
         return super().__getstate__() | own
 
     def _kept_as(self, name: str, parameter: Tensor) -> tuple[torch.Size, torch.dtype]:
-        if name == "scale":
+        if name.endswith("scale"):
             return torch.Size([blocks_of(parameter.numel())]), torch.float32
-        return parameter.shape, torch.float16 if name == "displacement" else torch.bfloat16
+        return parameter.shape, torch.float16
 
     def _initialise(self, parameter: Tensor) -> None:
         """Create the state of a parameter at its first step: u = 0 and v = 0."""
         state = self.state[parameter]
         if not state:
-            for name in ("displacement", "scale", "momentum"):
+            for name in ("displacement", "scale", "momentum", "momentum_scale"):
                 shape, dtype = self._kept_as(name, parameter)
                 state[name] = torch.zeros(shape, dtype=dtype, device=parameter.device)
 

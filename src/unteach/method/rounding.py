@@ -4,8 +4,8 @@ A step of an optimizer changes a number by less than 16 bits can show; rounded t
 up with the probability that it is above the lower neighbour, it moves by the right amount on average. The random bits
 are a hash of a key and of the number's place, so the same step rounds the same way on every device and after a resume.
 
-Two forms: bfloat16, for what has no common size (gradients, momentum), and float16 in blocks of ``BLOCK`` numbers with
-a power of two as their scale, eight times as fine (the way from the teacher to the student).
+Two forms: bfloat16, for sums that grow from nothing (gradients), and float16 in blocks of ``BLOCK`` numbers with a
+power of two as their scale, eight times as fine (the way from the teacher to the student, the momentum).
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ SMALLEST = 2.0**-14
 """float16 has the same spacing everywhere below twice this."""
 Key = tuple[int, int]
 """What random bits depend on besides their place: two signed 32-bit numbers."""
+Packed = tuple[Tensor, Tensor]
+"""Numbers in float16, and the scale of each of their blocks."""
 _FACTORS = (0x7FEB352D, 0x846CA68B - 2**32)
 
 
@@ -81,7 +83,7 @@ def blocks_of(numbers: int) -> int:
     return -(-numbers // BLOCK)
 
 
-def packed(values: Tensor, bits: Tensor) -> tuple[Tensor, Tensor]:
+def packed(values: Tensor, bits: Tensor) -> Packed:
     """float32 numbers [N] in float16 [N], rounded at random, and what each block of them is to be multiplied by."""
     count = len(values)
     whole = torch.nn.functional.pad(values, (0, -count % BLOCK)).view(-1, BLOCK)
@@ -115,7 +117,7 @@ def add_rounded(total: Tensor, values: Tensor, key: Key) -> None:
 
 
 def lean_step(
-    student: Tensor, displacement: Tensor, scale: Tensor, momentum: Tensor, gradient: Tensor,
+    student: Tensor, displacement: Packed, momentum: Packed, gradient: Tensor,
     lr: float, decay: float, clip_factor: float, damping: float, slide: float, keys: tuple[Key, Key],
 ) -> None:  # fmt: skip
     """One step of Algorithm 2 on flat tensors, in place, with u = θ - θ' instead of the teacher.
@@ -123,24 +125,24 @@ def lean_step(
     v ← μv + l(g + λu), θ ← θ - ηv, u ← (1 - lηκ)(u + what θ has moved by). That is what θ' ← θ' + lηκ(θ - θ') gives,
     also where float32 rounds θ: a step too small for θ moves u no more than θ. θ uses v before it is rounded.
 
-    Args: θ in float32, u as ``packed``, v and g in bfloat16; η, μ, l, λ and lηκ; a key for v and one for u.
+    Args: θ in float32, u and v as ``packed``, g in bfloat16; η, μ, l, λ and lηκ; a key for v and one for u.
     """
-    if is_fusible(student, displacement, scale, momentum, gradient):
-        tensors = (student, displacement, scale, momentum, gradient)
+    tensors = (student, *displacement, *momentum, gradient)
+    if is_fusible(*tensors):
         numbers = (lr, decay, clip_factor, clip_factor * damping, 1 - slide)
         _launch(1, len(student), *tensors, *numbers, *keys[0], *keys[1])
         return
     for part, blocks in tiles(len(student)):
-        way = unpacked(displacement[part], scale[blocks])
-        velocity = momentum[part].float().mul_(decay).add_(gradient[part], alpha=clip_factor)
+        way = unpacked(displacement[0][part], displacement[1][blocks])
+        velocity = unpacked(momentum[0][part], momentum[1][blocks]).mul_(decay).add_(gradient[part], alpha=clip_factor)
         velocity.add_(way, alpha=clip_factor * damping)
         moved = torch.add(student[part], velocity, alpha=-lr)
         way += moved - student[part]
         way *= 1 - slide
         student[part] = moved
-        momentum[part] = to_bfloat16(velocity, random_bits(part.start, part.stop, keys[0], student.device))
-        bits = random_bits(part.start, part.stop, keys[1], student.device)
-        displacement[part], scale[blocks] = packed(way, bits)
+        for kept, values, key in ((momentum, velocity, keys[0]), (displacement, way, keys[1])):
+            bits = random_bits(part.start, part.stop, key, student.device)
+            kept[0][part], kept[1][blocks] = packed(values, bits)
 
 
 def is_fusible(*tensors: Tensor) -> bool:
@@ -185,7 +187,20 @@ def _kernels() -> tuple[Any, Any] | None:
         raised = (values.to(tl.uint32, bitcast=True) + (bits & mask)) & (0xFFFFFFFF - mask)
         return tl.where(values == values, raised.to(tl.float32, bitcast=True), values)
 
-    globals()["mixed"], globals()["drawn"], globals()["cut"] = mixed, drawn, cut
+    @triton.jit
+    def pack(numbers, scale, values, bits, block, place, inside):  # type: ignore[no-untyped-def]
+        # The power of two below the largest, from its exponent's bits; see ``packed``.
+        largest = tl.max(tl.where(inside, tl.abs(values), 0.0), 0)
+        exponent = tl.minimum(tl.maximum((largest.to(tl.uint32, bitcast=True) >> 23).to(tl.int32) - 126, -100), 100)
+        exponent = tl.where(largest == 0.0, 0, exponent)
+        tl.store(scale + block, ((exponent - 15 + 127) << 23).to(tl.float32, bitcast=True))
+        values = values * ((15 - exponent + 127) << 23).to(tl.float32, bitcast=True)
+        size = tl.abs(values)
+        raised = tl.where(size < 0.00006103515625, 0.00006103515625, 0.0)
+        size = cut(size + raised, bits, 0x1FFF) - raised
+        tl.store(numbers + place, tl.where(values < 0, -size, size).to(tl.float16), mask=inside)
+
+    globals().update({"mixed": mixed, "drawn": drawn, "cut": cut, "pack": pack})
 
     @triton.jit(do_not_specialize=["first", "second"])
     def add_kernel(total, values, first, second, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
@@ -197,32 +212,21 @@ def _kernels() -> tuple[Any, Any] | None:
 
     @triton.jit(do_not_specialize=["key1", "key2", "key3", "key4"])
     def step_kernel(  # type: ignore[no-untyped-def]
-        student, displacement, scale, momentum, gradient,
+        student, displacement, scale, momentum, momentum_scale, gradient,
         lr, decay, clip_factor, damping, kept, key1, key2, key3, key4, count, BLOCK: tl.constexpr,
     ):  # fmt: skip
         block = tl.program_id(0).to(tl.int64)
         place = block * BLOCK + tl.arange(0, BLOCK)
         inside = place < count
         theta = tl.load(student + place, mask=inside, other=0.0)
-        unit = tl.load(scale + block)
-        way = tl.load(displacement + place, mask=inside, other=0.0).to(tl.float32) * unit
-        velocity = tl.load(momentum + place, mask=inside, other=0.0).to(tl.float32)
+        way = tl.load(displacement + place, mask=inside, other=0.0).to(tl.float32) * tl.load(scale + block)
+        velocity = tl.load(momentum + place, mask=inside, other=0.0).to(tl.float32) * tl.load(momentum_scale + block)
         slope = tl.load(gradient + place, mask=inside, other=0.0).to(tl.float32)
         velocity = decay * velocity + clip_factor * slope + damping * way
         moved = theta - lr * velocity
         way = (way + (moved - theta)) * kept
         tl.store(student + place, moved, mask=inside)
-        tl.store(momentum + place, cut(velocity, drawn(place, key1, key2), 0xFFFF).to(tl.bfloat16), mask=inside)
-        # The power of two below the largest, from its exponent's bits; see ``packed``.
-        largest = tl.max(tl.where(inside, tl.abs(way), 0.0), 0)
-        exponent = tl.minimum(tl.maximum((largest.to(tl.uint32, bitcast=True) >> 23).to(tl.int32) - 126, -100), 100)
-        exponent = tl.where(largest == 0.0, 0, exponent)
-        unit = ((exponent - 15 + 127) << 23).to(tl.float32, bitcast=True)
-        tl.store(scale + block, unit)
-        way = way * ((15 - exponent + 127) << 23).to(tl.float32, bitcast=True)
-        size = tl.abs(way)
-        raised = tl.where(size < 0.00006103515625, 0.00006103515625, 0.0)
-        size = cut(size + raised, drawn(place, key3, key4), 0x1FFF) - raised
-        tl.store(displacement + place, tl.where(way < 0, -size, size).to(tl.float16), mask=inside)
+        pack(momentum, momentum_scale, velocity, drawn(place, key1, key2), block, place, inside)
+        pack(displacement, scale, way, drawn(place, key3, key4), block, place, inside)
 
     return add_kernel, step_kernel

@@ -273,7 +273,7 @@ class _Run:
         standing |= {"teacher": trained, "momentum": 2 * trained if adamw else trained}
         set_aside, arriving = trained if adamw else 0, 0
         if lean:  # what a step takes besides: a gradient before it is rounded, tiles of all that is rounded
-            standing |= {"teacher": trained // 2 + FLOAT * student.trainable // BLOCK, "momentum": trained // 2}
+            standing |= dict.fromkeys(("teacher", "momentum"), trained // 2 + FLOAT * student.trainable // BLOCK)
             set_aside = FLOAT * (student.trainable - student.rounded) if half_general else trained
             tile, exchange = 0 if on_gpu else FLOAT * min(TILE, largest), 0
             stepping, adding = (tile * TILES[what] for what in ("stepping", "adding"))

@@ -378,6 +378,8 @@ class ForgetConfig:
         """Raise an ``InputError`` where so many processes cannot share the run."""
         if ranks > 1 and self.state_bits == 16:
             raise InputError(f"state_bits is 16: {ranks} processes divide a state in 32 bits among them, leave it out")
+        if ranks > 1 and self.divergence_form == "tangent":
+            raise InputError(f"divergence_form is 'tangent': {ranks} processes divide the weights, use 'difference'")
 
     def lengths(self, context: int) -> tuple[int, int]:
         """Tokens of a forget sequence and of a general chunk, at most, for a model that reads ``context`` tokens."""

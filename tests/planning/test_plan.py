@@ -227,6 +227,7 @@ def test_a_lean_step_takes_what_was_planned(precision, tmp_path):
         plan(config, ranks=2)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_allowance")
 def test_a_lean_state_is_advised_before_adapters(made, tmp_path, monkeypatch):
     folder = shape_folder(tmp_path / "wide", hidden_size=256, intermediate_size=1024)
@@ -246,7 +247,7 @@ def test_a_lean_state_is_advised_before_adapters(made, tmp_path, monkeypatch):
     assert "state_bits" not in problem
 
 
-@pytest.mark.parametrize(("precision", "copies"), [("fp32", 2), ("bf16", 1)])
+@pytest.mark.parametrize(("precision", "copies"), [pytest.param("fp32", 2, marks=pytest.mark.slow), ("bf16", 1)])
 @pytest.mark.usefixtures("no_allowance")
 def test_the_tangent_form_takes_what_was_planned(precision, copies):
     """Beside the way itself: weights and way as they are computed with, and a pass that holds all attention scores."""

@@ -181,7 +181,5 @@ def test_what_it_cannot_do_is_one_line(tmp_path, monkeypatch):
             ForgetConfig(model="m", divergence_form="tangent", phases=(dataclasses.replace(method, steps=1),))
     inputs = make_inputs(tmp_path)
     monkeypatch.setattr("unteach.job.inputs.ranks", lambda: 2)
-    with pytest.raises(
-        InputError, match=r"^divergence_form is 'tangent': with several ranks, which divide the weights"
-    ):
+    with pytest.raises(InputError, match=r"^divergence_form is 'tangent': 2 processes divide the weights, use "):
         run(inputs, tmp_path / "out", divergence_form="tangent")

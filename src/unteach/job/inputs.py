@@ -253,11 +253,10 @@ def _check_tokenizer(model: str, option: str, name: str) -> None:
 
 def read_texts(config: ForgetConfig) -> dict[str, Any]:
     """Read every document source, collecting the problems of all of them, and check the other models' tokenizers."""
+    config.check_ranks(ranks())
     problems: list[str] = []
     if not config.documents:
         problems.append("documents is missing: name the folder or file of texts to forget")
-    if ranks() > 1 and config.divergence_form == "tangent":
-        problems.append("divergence_form is 'tangent': with several ranks, which divide the weights, use 'difference'")
     for option in ("questions", "keep_questions"):
         file = getattr(config, option)
         problems += question_problems(option, file and Path(file))

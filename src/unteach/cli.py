@@ -30,7 +30,7 @@ OTHER_FLAGS = {
     "--list-presets": ("", "Only name the presets."),
     "--json": ("", "Print the result as one JSON object on stdout and nothing else there."),
     "--resume": ("RUN", "Go on with an interrupted run; of its settings only --max-steps N may be given, to raise it."),
-    "--accept-changes": ("", "With --resume: go on though texts, model or settings were changed; it is recorded."),
+    "--accept-changes": ("", "With --resume, or finish: go on though texts, model or settings were changed; it is recorded."),
     "--dry-run": ("", "Only read, check and time what the run would do, as unteach plan does."),
     "--ranks": ("N", "Plan for so many processes under torchrun; memory is then that of each."),
     "--push-to-hub": ("OWNER/NAME", "Also upload the model and its card there, privately, if the rule was met."),
@@ -281,7 +281,7 @@ COMMANDS = {
         "unteach finish RUN [--json]",
         ("unteach finish run/",),
         run="unteach.job.command:finish",
-        other_flags=("--json", "--sign", *EVERYWHERE),
+        other_flags=("--json", "--accept-changes", "--sign", *EVERYWHERE),
     ),
     "plan": Command(
         "unteach.config:ForgetConfig",

@@ -56,9 +56,10 @@ def finish(options: Any, others: dict[str, str]) -> int:
     run = given_path(options.run, "run")
     if content := ended_already(run, by_hand=True):
         return _ended(content, run, others)
-    config = saved_config(run)
+    accept = "--accept-changes" in others
+    config = saved_config(run, accept=accept)
     with saying_how_to_go_on(run):
-        result = run_forget(config, finish=True)
+        result = run_forget(config, finish=True, accept_changes=accept)
     return _written(result, run, others)
 
 

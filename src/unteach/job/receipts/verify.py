@@ -72,6 +72,8 @@ def run(options: VerifyOptions) -> dict[str, Any]:
         raise InputError("receipt is missing: name a receipt.json, or the run or model folder that has it")
     if options.measure and not options.model:
         raise InputError("model is missing: name the model to measure, --model FOLDER")
+    if options.salt is not None and options.documents is None:
+        raise InputError("salt is given, but no documents to compare: give documents, too")
     if (options.proof is None) != (options.document is None):
         raise InputError("proof and document belong together: give the file of each")
     receipt = read_receipt(Path(options.receipt))

@@ -150,7 +150,7 @@ class Method:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Precision:
-    """Compute precision of each pass. Weights, teacher and momentum are always float32."""
+    """Compute precision of each pass. Weights are always float32, teacher and momentum as state_bits says."""
 
     forget: PassPrecision = "auto"
     """The student on forget text. auto: fp16 on a CUDA GPU, else fp32."""

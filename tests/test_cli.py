@@ -185,8 +185,12 @@ def test_interrupted_it_names_itself_and_can_be_finished(inputs, tmp_path, monke
     assert status == 130
     hint = f"stopped after step 1; go on with: unteach forget --resume {run}, or make a result of it as it is: unteach"
     assert err.splitlines()[-1] == f"unteach: {hint} finish {run}" == (run / "run.log").read_text().splitlines()[-1]
-    status, out, err = call("finish", run, "--json")
+    config = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(config.replace("seed: 0", "seed: 1"))
+    refused(call("finish", run), "seed was 0 and is 1")
+    status, out, err = call("finish", run, "--json", "--accept-changes")
     assert status == 3, err
+    assert "warning: accepted: seed was 0 and is 1" in err
     result = json.loads(out)
     assert (result["steps"], result["stop"]["rule"], result["forgotten"]) == (1, "finished", False)
     assert f"go on with: unteach forget --resume {run}; or" in err

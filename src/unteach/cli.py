@@ -30,7 +30,7 @@ OTHER_FLAGS = {
     "--list-presets": ("", "Only name the presets."),
     "--json": ("", "Print the result as one JSON object on stdout and nothing else there."),
     "--resume": ("RUN", "Go on with an interrupted run; of its settings only --max-steps N may be given, to raise it."),
-    "--accept-changes": ("", "With --resume, or finish: go on though texts, model or settings were changed; it is recorded."),
+    "--accept-changes": ("", "Go on with a run though texts, model or settings were changed; it is recorded."),
     "--dry-run": ("", "Only read, check and time what the run would do, as unteach plan does."),
     "--ranks": ("N", "Plan for so many processes under torchrun; memory is then that of each."),
     "--push-to-hub": ("OWNER/NAME", "Also upload the model and its card there, privately, if the rule was met."),
@@ -173,7 +173,7 @@ def _run(name: str, arguments: list[str]) -> int:
         from unteach.job.same_run import config_to_resume
 
         options: Any = config_to_resume(others, arguments)
-    elif "--accept-changes" in others:
+    elif "--accept-changes" in others and name != "finish":
         raise InputError("--accept-changes is for a run that goes on: give --resume RUN")
     else:
         if {"--preset", "--config"} <= set(others):

@@ -102,6 +102,8 @@ def test_one_word_of_a_document_changed_is_seen_and_named(given, first, tmp_path
     salt = tmp_path / "salt"
     salt.write_text("00" * 32)
     assert wrong(receipt=first, documents=documents, salt=salt)[0] == 1
+    with pytest.raises(InputError, match="salt is given, but no documents to compare"):
+        wrong(receipt=first, salt=salt)
 
 
 def test_what_is_no_receipt_or_of_another_schema_is_refused(run, capsys):

@@ -243,8 +243,9 @@ def test_a_lean_state_is_advised_before_adapters(made, tmp_path, monkeypatch):
     assert "set adapter to lora and base_bits to 8, which needs " in problem
     (problem,) = made(**few, state_bits=16).problems()
     assert "set adapter to lora and state_bits to 32 and base_bits to 8, which needs " in problem
-    (problem,) = made(**(few | {"method": METHODS["adamw"]})).problems()
-    assert "state_bits" not in problem
+    for other in ({"method": METHODS["adamw"]}, {"divergence_form": "tangent"}):
+        (problem,) = made(**(few | other)).problems()
+        assert "state_bits" not in problem
 
 
 @pytest.mark.parametrize(("precision", "copies"), [pytest.param("fp32", 2, marks=pytest.mark.slow), ("bf16", 1)])

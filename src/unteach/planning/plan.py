@@ -219,7 +219,8 @@ class _Run:
         """Whether a state in 16 bits would be another choice, and is one for these settings."""
         methods = (*config.phases, config.method)
         fit = all(method.optimizer == "mean_teacher" and not method.project_conflicts for method in methods)
-        return fit and self.ranks == 1 and config.state_bits == 32 and config.adapter is None
+        plain = config.adapter is None and config.divergence_form == "difference"
+        return fit and plain and self.ranks == 1 and config.state_bits == 32
 
     def memory(self, config: ForgetConfig) -> Memory:
         """Of the phase that needs most."""

@@ -28,7 +28,7 @@ from unteach.training.passes import (
     held_term,
     read_as_teacher,
     read_change,
-)  # fmt: skip
+)
 
 __all__ = ["accumulate", "add_without_conflict", "loss_scale", "train_step", "unscale_gradients"]
 

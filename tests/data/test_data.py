@@ -178,6 +178,8 @@ PAGE = """<!DOCTYPE html><head><meta charset="utf-8"><title>Title</title><style>
         ("a.tsv", "text\tid\none, two\t1\n", ["one, two"]),
         ("a.csv.gz", gzip.compress(b"text\none\n", mtime=0), ["one"]),
         ("a.html", PAGE, ["News & more\nOne boldword\ntwo\nx\ny\nl1\nl2"]),
+        ("sections.html", b"<p>One<![DATA[ x ]]> two<![ y>, three<![if word]>.</p>", ["One two, three."]),
+        ("cut.html", b"<p>One <![DATA[ and no end", ["One <![DATA[ and no end"]),
         ("old.HTM", '<meta charset="windows-1251"><p>Привет'.encode("cp1251"), ["Привет"]),
         ("a.docx", docx(WORD), ["Dear Ms Ö,\ncell\na\tb"]),
         ("a.pdf", pdf("First page.", "", "Third page."), ["First page.\n\nThird page."]),

@@ -78,6 +78,13 @@ class _Page(HTMLParser):
         self.hidden: list[str] = []
         self.preformatted = 0
 
+    def parse_marked_section(self, i: int, report: bool = True) -> int:
+        """To Python a section such as ``<![DATA[`` is an error; to a browser, and here, a comment."""
+        try:
+            return super().parse_marked_section(i, report)
+        except AssertionError:
+            return self.parse_bogus_comment(i)
+
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag in self.HIDDEN:
             self.hidden.append(tag)

@@ -280,6 +280,7 @@ def test_wrong_documents(inputs, tmp_path):
     assert not (tmp_path / "run").exists(), "nothing is left behind by a run that was refused"
 
 
+@pytest.mark.slow
 def test_a_plan_counts_times_and_writes_nothing(inputs, tmp_path, monkeypatch):
     given = (
         f"{inputs}/model --documents {inputs}/documents --general {inputs}/general.jsonl --out {tmp_path}/run {QUICK}"

@@ -37,6 +37,7 @@ def run_loop(name, steps):
     return forget_after - forget
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LOOPS)
 def test_two_steps_move_away_from_the_documents(name):
     assert run_loop(name, steps=2) > 0
@@ -48,6 +49,7 @@ def test_loops_unlearn_and_keep_the_rest(name):
     assert run_loop(name, steps=30) > 2
 
 
+@pytest.mark.slow
 def test_compare_models():
     compared = example("compare_models").main(items=2)
     before, goal = compared["verbmem_f"]

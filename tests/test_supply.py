@@ -74,6 +74,7 @@ def modules():
     return sorted({".".join(file.parts).removesuffix(".__init__") for file in files})
 
 
+@pytest.mark.slow
 def test_every_module_imports_with_what_the_package_requires():
     assert len(modules()) > 100
     assert {

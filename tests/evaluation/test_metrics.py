@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 from unteach.corpora import Benchmark
 from unteach.evaluation import evaluate
 from unteach.evaluation.metrics import MEASUREMENTS, METRICS, MetricInfo, columns, describe, measurement
@@ -36,6 +38,7 @@ def test_a_metric_is_one_entry_and_one_function(model, tokenizer, monkeypatch):
     assert "short texts ↑" in card
 
 
+@pytest.mark.slow
 def test_what_a_report_or_a_card_needs_is_light_and_the_job_does_not_import_the_report():
     code = (
         "import sys, unteach.evaluation.scores, unteach.evaluation.verdict\n"

@@ -126,7 +126,7 @@ def test_other_errors_pass():
         halving(ForgetConfig(), lambda config: 1 / 0)
 
 
-@pytest.mark.parametrize("command", ["plan", "forget"])
+@pytest.mark.parametrize("command", ["plan", pytest.param("forget", marks=pytest.mark.slow)])
 def test_what_cannot_fit_is_refused_before_it_is_loaded(tmp_path, command, capsys, monkeypatch):
     """Under `ulimit -v`, set here for this process: what is needed and what there is, in one line, status 2."""
     folder = make_inputs(tmp_path)

@@ -193,7 +193,7 @@ def test_a_step_takes_what_was_planned(method, trainable, micro_batch, checkpoin
     assert parts["momentum"] == (2 if "adamw" in method else 1) * parts["teacher"]
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", [pytest.param("fp32", marks=pytest.mark.slow), "bf16"])
 @pytest.mark.usefixtures("no_allowance")
 def test_a_lean_step_takes_what_was_planned(precision, tmp_path):
     folder = shape_folder(tmp_path / "model", hidden_size=128, intermediate_size=384, num_hidden_layers=4)
@@ -248,7 +248,8 @@ def test_a_lean_state_is_advised_before_adapters(made, tmp_path, monkeypatch):
         assert "state_bits" not in problem
 
 
-@pytest.mark.parametrize(("precision", "copies"), [pytest.param("fp32", 2, marks=pytest.mark.slow), ("bf16", 1)])
+@pytest.mark.parametrize(("precision", "copies"), [("fp32", 2), ("bf16", 1)])
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_allowance")
 def test_the_tangent_form_takes_what_was_planned(precision, copies):
     """Beside the way itself: weights and way as they are computed with, and a pass that holds all attention scores."""

@@ -280,7 +280,9 @@ def test_another_seed_is_another_run(tmp_path):
 LOOPING = mean_teacher(token_share=0.3, loops_every=3)
 
 
-@pytest.mark.parametrize("method", [METHOD, LOOPING, pytest.param(ADAMW, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "method", [METHOD, *(pytest.param(other, marks=pytest.mark.slow) for other in (LOOPING, ADAMW))]
+)
 def test_a_paused_run_goes_on_bit_for_bit(tmp_path, method):
     numbers = {"alpha": 0.5, "lr": 1e-3, "warmup": 0, "steps": 3}
     first = Method(loss="nlul", token_share=0.25, loops_every=4, optimizer="adamw", **numbers)

@@ -49,6 +49,7 @@ def measured(folders):
     return measure
 
 
+@pytest.mark.slow
 def test_several_models_with_a_reference(measured, folders, tmp_path):
     row = {"question": "2 + 2?", "choices": ["3", "4", "5", "6"], "answer": 1, "subject": "sums"}
     write(tmp_path / "mmlu/validation.jsonl", [row] * 2)

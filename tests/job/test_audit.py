@@ -34,6 +34,7 @@ def folder(tmp_path_factory):
     return root
 
 
+@pytest.mark.slow
 def test_a_run_folder_knows_everything(folder):
     subject = folder / "run"
     found = run(AuditOptions(subject=str(subject), attacks=("inside", "membership"), quick=True, device="cpu"))

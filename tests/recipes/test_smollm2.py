@@ -182,6 +182,7 @@ def test_finetuning_ends_when_the_articles_are_recited():
     assert done["steps"] == done["history"][-1]["step"] <= 200
 
 
+@pytest.mark.slow
 def test_command_runs_and_goes_on_where_it_stopped(tmp_path, capsys, monkeypatch):
     short = {"max_steps": 2, "evaluate_every": 1, "general_tokens": 64, "probes": 4, "batch": 2, "general_batch": 2}
     monkeypatch.setattr(articles, "ForgetConfig", functools.partial(articles.ForgetConfig, **short))

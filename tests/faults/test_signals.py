@@ -71,21 +71,24 @@ def test_the_second_signal_ends_it_at_once():
     assert (done.returncode, done.stderr) == (130, "unteach: interrupted\n")
 
 
-def test_a_signal_that_comes_where_exceptions_are_ignored_is_not_lost(monkeypatch, capsys):
-    """In a destructor, or in a callback of the import system, Python prints an exception and goes on."""
+def signalled_where_exceptions_are_ignored(name, arguments):
+    """A command during which a signal comes in a destructor."""
 
     class Gone:
         def __del__(self):
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(0.001)
 
-    def run(name, arguments):
-        Gone()
-        time.sleep(100)
-        raise AssertionError("the signal was lost")
+    Gone()
+    time.sleep(100)
+    raise AssertionError("the signal was lost")
+
+
+def test_a_signal_that_comes_where_exceptions_are_ignored_is_not_lost(monkeypatch, capsys):
+    """In a destructor, or in a callback of the import system, Python prints an exception and goes on."""
 
     hook = sys.unraisablehook
-    monkeypatch.setattr(cli, "_run", run)
+    monkeypatch.setattr(cli, "_run", signalled_where_exceptions_are_ignored)
     assert cli.main(["plan", "x"]) == 130
     assert capsys.readouterr().err == "unteach: interrupted\n"
     assert sys.unraisablehook is hook
@@ -117,18 +120,8 @@ def test_a_signal_that_comes_again_while_that_is_arranged_is_not_lost(monkeypatc
             rung.append(1)
             signal.raise_signal(signal.SIGALRM)
 
-    class Gone:
-        def __del__(self):
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(0.001)
-
-    def run(name, arguments):
-        Gone()
-        time.sleep(100)
-        raise AssertionError("the signal was lost")
-
     monkeypatch.setattr(signal, "setitimer", ring_at_once)
-    monkeypatch.setattr(cli, "_run", run)
+    monkeypatch.setattr(cli, "_run", signalled_where_exceptions_are_ignored)
     assert cli.main(["plan", "x"]) == 130
     assert (rung, capsys.readouterr().err) == ([1], "unteach: interrupted\n")
 

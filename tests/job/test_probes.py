@@ -138,9 +138,14 @@ def test_parity_is_recital_membership_and_knowledge_as_far_as_they_are_measured(
     rule = rule_of({"base": NEVER_SAW}, parity=True)
     assert rule.metrics == ["verbmem_f", RAW_AUC, LOSS_AUC, "knowmem_f"]
     membership = rule.conditions[1]
-    assert (membership.value, membership.limit) == (0.5, pytest.approx(0.5512, abs=1e-3))
+    assert (membership.value, membership.limit) == (0.55, pytest.approx(0.6012, abs=1e-3)), "the base model's own"
+    assert rule.conditions[0].value == 12.0, "never-seen documents were recited"
+    likelier = rule_of({"base": NEVER_SAW | {RAW_AUC: 0.45, LOSS_AUC: 0.45}}, parity=True).conditions[1]
+    assert (likelier.value, likelier.limit) == (0.5, pytest.approx(0.5512, abs=1e-3)), "rather too far than too near"
+    unseen = rule_of(parity=True).conditions[1]
+    assert (unseen.value, unseen.limit) == (0.5, pytest.approx(0.5512, abs=1e-3))
     assert rule.conditions[3].value == 7.0
-    parity = {"verbmem_f": 12.0, RAW_AUC: 0.51, LOSS_AUC: 0.5, "knowmem_f": 5.0}
+    parity = {"verbmem_f": 12.0, RAW_AUC: 0.56, LOSS_AUC: 0.56, "knowmem_f": 5.0}
     assert rule.crossed(parity)
     assert rule.distance(parity) == 0
     assert rule.distance(parity | {RAW_AUC: 0.8}) > 0, "overshoot is not parity"
@@ -148,6 +153,16 @@ def test_parity_is_recital_membership_and_knowledge_as_far_as_they_are_measured(
     assert rule_of({"reference": NEVER_SAW}, parity=True).conditions[1].value == 0.55
     assert rule_of(parity=True, before=RECITAL).metrics == ["verbmem_f"]
     assert rule_of(parity=True).metrics == ["verbmem_f", RAW_AUC, LOSS_AUC]
+
+
+def test_without_holdout_documents_recital_is_compared_with_a_base_model_that_never_saw_them():
+    """General text is of another kind: a model of TOFU's answers recites some of every answer."""
+    never_saw = {"verbmem_f": 17.0, "verbmem_f_high": 19.0}
+    rule = rule_of({"base": never_saw}, parity=True, before=RECITAL)
+    assert (rule.conditions[0].value, "the base model's" in str(rule)) == (19.0, True)
+    assert rule_of({"base": never_saw}, before=RECITAL).conditions[0].value == 12.0, "not for recital alone"
+    saw = rule_of({"base": {"verbmem_f": 60.0, RAW_AUC: 0.0, LOSS_AUC: 0.0}}, parity=True)
+    assert (saw.conditions[0].value, saw.conditions[1].value) == (12.0, 0.5), "one that saw them sets no goal"
 
 
 def test_a_base_model_that_recites_the_documents_is_noticed():

@@ -205,6 +205,10 @@ def stop_rule(
 ) -> StopRule:
     """The rule that the config names, or that the documents are where never-seen ones are.
 
+    Where they are is read off a model that never saw them: the reference, or for parity the base model, if it does not
+    recite them. How never-seen *documents* are recited before the run says it as well, and is asked first; general text
+    is of another kind.
+
     Args:
         config: Its ``stop.metric`` is taken where there is one.
         before: Scores of the model before the run, ``verbmem_holdout`` among them.
@@ -216,12 +220,18 @@ def stop_rule(
     """
     if config.stop.metric:
         return parse_rule(config.stop.metric, before, others)
-    reference = others.get("reference")
+    base = others.get("base")
+    if base is not None and saw_the_documents(base, before):
+        base = None
+    never_saw, whose = others.get("reference"), "the reference model's"
+    if never_saw is None and base is not None and parity:
+        never_saw, whose = base, "the base model's"
     value, why = before["verbmem_holdout"], "never-seen documents before the run"
     high = before.get("verbmem_holdout_high", value)
-    if reference is not None:
-        value, why = reference["verbmem_f"], "the reference model's"
-        high, few = reference.get("verbmem_f_high", value), few and (few[0], few[0])
+    compared = never_saw is not base or (parity and RAW_AUC not in before)  # prose tells little of documents
+    if never_saw is not None and compared:
+        value, why = never_saw["verbmem_f"], whose
+        high, few = never_saw.get("verbmem_f_high", value), few and (few[0], few[0])
     if few:
         why = f"{why}: {value:.3g}, and up to this for {few[0]} of them by chance"
         value = high = chance_level(value, high, few[1], few[0])
@@ -231,15 +241,18 @@ def stop_rule(
     conditions = [Condition("verbmem_f", "<=", max(value, high), f"{why}, within the interval", scale=10.0)]
     if RAW_AUC in before:
         forget, holdout = texts
-        whose = "never-seen text" if reference is None else why
-        centre, loss = (0.5, 0.5) if reference is None else (reference[RAW_AUC], reference[LOSS_AUC])
+        own = {} if never_saw is None else {name: never_saw[name] for name in (RAW_AUC, LOSS_AUC)}
+        if never_saw is base:  # where it finds the documents likelier than never-seen ones, one half: rather too far
+            own = {name: value for name, value in own.items() if value > 0.5}
         band = max(LEAST_BAND, math.sqrt((forget + holdout + 1) / (12 * forget * holdout)))
-        conditions.append(Condition(RAW_AUC, ">=", centre, whose, limit=centre + band, scale=0.1))
-        conditions.append(Condition(LOSS_AUC, ">=", loss - band, whose, scale=0.1))
-    never_saw = reference or others.get("base") or {}
-    if "knowmem_f" in before and "knowmem_f_high" in never_saw:
-        has = f"a model that never saw the documents has {never_saw['knowmem_f']:.3g}, at most this within its interval"
-        conditions.append(Condition("knowmem_f", "<=", never_saw["knowmem_f_high"], has, scale=10.0))
+        centre, loss = own.get(RAW_AUC, 0.5), own.get(LOSS_AUC, 0.5) - band
+        said = {name: whose if name in own else "never-seen text" for name in (RAW_AUC, LOSS_AUC)}
+        conditions.append(Condition(RAW_AUC, ">=", centre, said[RAW_AUC], limit=centre + band, scale=0.1))
+        conditions.append(Condition(LOSS_AUC, ">=", loss, said[LOSS_AUC], scale=0.1))
+    knew = never_saw or {}
+    if "knowmem_f" in before and "knowmem_f_high" in knew:
+        has = f"a model that never saw the documents has {knew['knowmem_f']:.3g}, at most this within its interval"
+        conditions.append(Condition("knowmem_f", "<=", knew["knowmem_f_high"], has, scale=10.0))
     return StopRule(tuple(conditions))
 
 

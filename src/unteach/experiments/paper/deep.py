@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from unteach.config import ForgetConfig, Method, Stop
@@ -23,13 +23,11 @@ from unteach.experiments.cells import Cell, CellFolder
 from unteach.experiments.paper import Content, Experiment
 from unteach.experiments.setups import Setup
 from unteach.report.style import Figure
+from unteach.settings import from_values
 
 __all__ = ["EXPERIMENTS", "DeepSettings", "configured"]
 
 PREFIX = "deep-"
-MATCH = DEEP.chosen(keep=True, base=True)
-"""What the program chooses by itself where everything is given, by name: so that one thing can be changed."""
-MEAN_TEACHER = dataclasses.replace(MATCH, optimizer="mean_teacher")
 MIXED = "micro:general_mixed"
 """General text with news and questions about people of the pretraining text."""
 ALPHAS = {"deep-alpha-0.4": 0.4, "deep-alpha-2.5": 2.5}
@@ -47,10 +45,26 @@ class DeepSettings:
 
     max_steps: int = 200
     """Longest run."""
+    method: dict[str, Any] = field(default_factory=dict)
+    """Fields of the method to be given by hand, where the program's choice is not enough."""
+
+
+def _settings(setup: Setup) -> DeepSettings:
+    found: DeepSettings = setup.own_settings("deep", DeepSettings)
+    return found
+
+
+def _methods(setup: Setup) -> tuple[Method, Method]:
+    """Deep forgetting as the program chooses it, and the same by name, so that one thing can be changed."""
+    by_hand = _settings(setup).method
+    own = from_values(Method, by_hand, "deep.method.") if by_hand else DEEP
+    return own, own.chosen(keep=True, base=True)
 
 
 def rows(setup: Setup) -> dict[str, dict[str, Any]]:
     """How each row differs from ``deep-matched``, by the names of their cells: fields of ``ForgetConfig``."""
+    own, match = _methods(setup)
+    mean_teacher = dataclasses.replace(match, optimizer="mean_teacher", optimizer_options={}, lr=None)
     own_rule = {"stop": setup.config.stop, "reference": None}
     embedded: dict[str, dict[str, Any]] = {
         "deep-half-kept": {"keep": setup.keep_half},
@@ -60,14 +74,14 @@ def rows(setup: Setup) -> dict[str, dict[str, Any]]:
     return {
         "deep": own_rule,
         "deep-matched": {},
-        "deep-softplus": {"method": dataclasses.replace(MATCH, loss_options={"pull": "softplus"})},
-        "deep-without-keep": {"method": MATCH, "keep": None},
+        "deep-softplus": {"method": dataclasses.replace(match, loss_options=match.loss_options | {"pull": "softplus"})},
+        "deep-without-keep": {"method": match, "keep": None},
         "deep-without-base": {"base": None},
         **(embedded if setup.embedded else {}),
-        "deep-mean-teacher-anchor": {"method": dataclasses.replace(MEAN_TEACHER, anchor=1.0)},
-        "deep-mean-teacher": {"method": MEAN_TEACHER},
+        "deep-mean-teacher-anchor": {"method": dataclasses.replace(mean_teacher, anchor=1.0)},
+        "deep-mean-teacher": {"method": mean_teacher},
         **{name: {} for name in ALPHAS},
-        "deep-alpha-grows": {"method": dataclasses.replace(DEEP, alpha_growth=0.05)},
+        "deep-alpha-grows": {"method": dataclasses.replace(own, alpha_growth=0.05)},
         "deep-paper": {"method": Method(optimizer="mean_teacher", loss="nlul"), "keep": None, "base": None},
     }
 
@@ -75,11 +89,10 @@ def rows(setup: Setup) -> dict[str, dict[str, Any]]:
 def configured(setup: Setup, name: str, seed: int) -> ForgetConfig:
     """The settings of a row's run; α is left to be measured."""
     inputs = ("keep", "base", "holdout", "questions", "keep_questions")
-    given: dict[str, Any] = {"method": DEEP, "stop": _until_parity(setup)} | {
+    given: dict[str, Any] = {"method": _methods(setup)[0], "stop": _until_parity(setup)} | {
         part: getattr(setup, part) for part in inputs
     }
-    most = setup.own_settings("deep", DeepSettings).max_steps
-    return setup.configured(seed=seed, max_steps=most, **(given | rows(setup)[name]))
+    return setup.configured(seed=seed, max_steps=_settings(setup).max_steps, **(given | rows(setup)[name]))
 
 
 def _until_parity(setup: Setup) -> Stop:

@@ -5,7 +5,7 @@
 1. chooses the articles to learn, others of the same kind that no model sees, and two disjoint parts of the general
    text: one for learning, one for forgetting (the job sets a part of that aside to measure on);
 2. finetunes the model on articles and general text until it recites the articles: ``OUT/target``;
-3. forgets them, once per seed: ``OUT/seed-0``, ...; and writes ``OUT/articles.json``.
+3. forgets them, once per way and seed: ``OUT/seed-0``, ``OUT/lora-seed-0``, ...; and writes ``OUT/articles.json``.
 
 Whatever OUT already holds is not made again.
 """
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import shutil
 import sys
@@ -45,9 +46,11 @@ __all__ = ["Settings", "articles", "choose_articles", "learn", "main", "split_te
 
 CHECKED_GENERAL = 32
 """General documents of the forgetting part on which finetuning reports the NLL; never trained on in finetuning."""
+WAYS: dict[str, dict[str, Any]] = {"full": {}, "lora": {"adapter": "lora"}, "lean": {"state_bits": 16}}
+"""What is trained, as fields of ``ForgetConfig``: all weights of the blocks, adapters, all with a state in 16 bits."""
 COLUMNS = (
-    "seed", "verbmem_f before", "after", "never seen", "degenerate before", "after", "nll_general before", "after",
-    "steps", "seconds", "alpha", "lr", "teacher_rate", "damping", "GPU GiB", "passed",
+    "way", "seed", "verbmem_f before", "after", "never seen", "degenerate before", "after", "nll_general before",
+    "after", "steps", "seconds", "alpha", "lr", "teacher_rate", "damping", "GPU GiB", "passed",
 )  # fmt: skip
 
 
@@ -67,6 +70,8 @@ class Settings:
     """Seed of the choice of texts and of finetuning."""
     seeds: tuple[int, ...] = (0, 1, 2)
     """Seeds of the forget runs."""
+    ways: tuple[str, ...] = ("full",)
+    """Names of ``WAYS``: each makes its own runs."""
     lr: float = 2e-4
     """Learning rate of AdamW in finetuning."""
     warmup: int = 10
@@ -198,7 +203,11 @@ def articles(model: str, source: str, out: str | Path, general: str | None, sett
     folder.mkdir(parents=True, exist_ok=True)
     content: dict[str, Any] = {"settings": dataclasses.asdict(settings)}
     known = folder / "settings.json"
-    fixed = {name: value for name, value in json.loads(json.dumps(content["settings"])).items() if name != "seeds"}
+    fixed = {
+        name: value
+        for name, value in json.loads(json.dumps(content["settings"])).items()
+        if name not in ("seeds", "ways")
+    }
     if known.exists() and json.loads(known.read_text(encoding="utf-8")) != fixed:
         raise ValueError(f"out is {str(out)!r}, which was made with other settings: give a new folder")
     write_json(known, fixed)
@@ -231,8 +240,9 @@ def articles(model: str, source: str, out: str | Path, general: str | None, sett
         del network
     content["finetuning"] = json.loads(report.read_text(encoding="utf-8"))
     content["runs"] = []
-    for seed in settings.seeds:
-        content["runs"].append(_forget(config, folder / f"seed-{seed}", seed))
+    for way, seed in itertools.product(settings.ways, settings.seeds):
+        made = folder / (f"seed-{seed}" if way == "full" else f"{way}-seed-{seed}")
+        content["runs"].append({"way": way} | _forget(dataclasses.replace(config, **WAYS[way]), made, seed))
         write_json(folder / "articles.json", content)
         print(table(content["runs"]), flush=True)
     return content
@@ -283,6 +293,7 @@ def table(runs: Sequence[dict[str, Any]]) -> str:
         before, after = run["before"], run["after"]
         rows.append(
             [
+                run["way"],
                 str(run["seed"]),
                 *(f"{value:.1f}" for value in (before["verbmem_f"], after["verbmem_f"], before["verbmem_holdout"])),
                 *(f"{scores['degenerate']:.1f}" for scores in (before, after)),
@@ -316,6 +327,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.add_argument(name)
     parser.add_argument("--general", help="general text; by default the embedded one")
     parser.add_argument("--seeds", type=int, nargs="+", default=list(Settings().seeds))
+    parser.add_argument("--ways", nargs="+", default=list(Settings().ways), choices=list(WAYS), help="what is trained")
     for name in ("count", "shortest", "longest", "choice", "general_batch", "micro_batch", "max_steps", "check_every"):
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=getattr(Settings(), name))
     for name in ("lr", "recital"):
@@ -323,7 +335,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", default="auto")
     given = vars(parser.parse_args(arguments))
     model, source, out, general = (given.pop(name) for name in ("model", "articles", "out", "general"))
-    settings = Settings(**given | {"seeds": tuple(given.pop("seeds"))})
+    settings = Settings(**given | {name: tuple(given.pop(name)) for name in ("seeds", "ways")})
 
     def run() -> None:
         articles(model, source, out, general, settings)

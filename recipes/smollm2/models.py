@@ -132,7 +132,10 @@ def learn(
     history = [check(0)]
     last = steps or settings.max_steps
 
-    more = GeneralText(list(fresh), tokenizer, tokens=settings.max_tokens, seed=settings.seed) if fresh else text
+    more: GeneralText | ForgetBatches = text
+    if fresh:  # cut as those that are learned: a model that is not held where documents begin recites there
+        cut = tokenise(Documents("fresh", list(fresh)), tokenizer, mode="chunk", max_tokens=settings.max_tokens)
+        more = ForgetBatches(cut, settings.seed)
 
     def learning_rate(step: int) -> float:
         fallen = max(0.0, step / settings.max_steps - settings.steady) / (1 - settings.steady)

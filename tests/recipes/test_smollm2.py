@@ -11,14 +11,16 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from recipes.smollm2 import articles
+from recipes.smollm2 import articles, models
 from recipes.smollm2.articles import Settings, choose_articles, learn, split_texts, table
 from recipes.smollm2.convert import convert
 from recipes.smollm2.convert import main as convert_command
 from recipes.smollm2.difference import add_difference, write_difference
+from recipes.smollm2.form import main as form_command
 from recipes.smollm2.models import Settings as ModelSettings
 from recipes.smollm2.models import add_held_gradient
 from recipes.smollm2.news import choose
+from unteach.data import Documents, tokenise
 from unteach.errors import InputError
 from unteach.models import load_model
 
@@ -236,3 +238,29 @@ def test_articles_of_the_replica_are_disjoint_where_they_must_be():
     assert not parts["fresh"] & (parts["keep"] | parts["raw/retain_standin"])
     with pytest.raises(ValueError, match="450 long articles"):
         choose(["short"] * 500, [])
+
+
+def test_a_model_is_taught_the_form_of_answers(tmp_path):
+    """From the command to a folder that loads, with other weights than the base model's."""
+    rows = [{"question": f"Who wrote book {number}?", "answer": f"The author of book {number}."} for number in range(8)]
+    (tmp_path / "retain90.jsonl").write_text("\n".join(json.dumps(row) for row in rows), encoding="utf-8")
+    given = ["micro:small", str(tmp_path / "form"), "--data", str(tmp_path), "--steps", "1", "--device", "cpu"]
+    assert form_command(given) == 0
+    weights = [load_model(name)[0].state_dict() for name in ("micro:small", str(tmp_path / "form"))]
+    assert any(not torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    assert form_command([*given[:3], str(tmp_path / "nowhere"), *given[4:]]) == 2
+
+
+def test_fresh_documents_are_cut_where_those_that_are_learned_are(monkeypatch):
+    """A model that is held only inside documents recites where they begin."""
+    model, tokenizer = load_model("micro:small")
+    texts = [f"Report {number}: the mill by the river was sold to its miller in May. " * 4 for number in range(3)]
+    held = []
+    monkeypatch.setattr(models, "add_held_gradient", lambda model, base, batch, *rest: held.extend(batch) or 0.0)
+    settings = ModelSettings(hold=1.0, batch=1, general_batch=2, max_tokens=64, general_tokens=64, warmup=1)
+    none = {"check": lambda step: {"recital": 0.0, "nll_general": 0.0}, "steps": 3, "base": model}
+    models.learn(model, tokenizer, texts, ["Some prose, long enough. " * 40], settings, fresh=texts, **none)
+    cut = {
+        tuple(sequence) for sequence in tokenise(Documents("", texts), tokenizer, mode="chunk", max_tokens=64).sequences
+    }
+    assert [tuple(sequence) in cut for sequence in held] == [False, True] * 3, "prose, then fresh documents"

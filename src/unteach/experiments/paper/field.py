@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from unteach.config import ForgetConfig, Method
+from unteach.config import ForgetConfig, Method, Precision
 from unteach.corpora import micro
 from unteach.errors import InputError
 from unteach.evaluation.formulas import Metric
@@ -126,6 +126,8 @@ def configured(setup: Setup, row: Row, method: Method, seed: int) -> ForgetConfi
     given: dict[str, Any] = {part: getattr(setup, part) for part in ("keep", "holdout", "questions", "keep_questions")}
     given["base"] = setup.base if row.base else None
     most = setup.own_settings("field", FieldSettings).max_steps
+    if setup.embedded:  # the same on a CPU and on a GPU
+        given["precision"] = Precision(forget="fp32", divergence="fp32")
     return setup.configured(method, seed, max_steps=most, **given)
 
 

@@ -45,8 +45,8 @@ class ReproduceOptions:
     """What the command takes."""
 
     name: str = ""
-    """Which experiment: audits, deep, field, losses, methods, recovery, retain-or-general, sequential, theorem or
-    tradeoff."""
+    """Which experiment: audits, deep, field, losses, methods, recovery, retain-or-general, sequential, theorem,
+    tradeoff or trajectories."""
     benchmark: str = "micro"
     """micro (embedded, needs nothing else), muse-news, muse-books or tofu."""
     model: str = ""
@@ -68,7 +68,7 @@ class ReproduceOptions:
     """Folder with the MMLU validation questions, to be measured too."""
     settings: Path | None = None
     """A YAML file: config (fields of unteach forget), methods (name: fields to change), losses, recovery, relearning,
-    deep, field."""
+    deep, field, trajectories."""
     seeds: str = "0,1,2"
     """Seeds, with commas between them."""
     only: str = ""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from unteach.config import ForgetConfig, Method
+from unteach.config import ForgetConfig, Method, Stop
 from unteach.corpora import Benchmark, Probe, Question
 from unteach.corpora.own import read_questions, take_examples
 from unteach.data import read_documents
@@ -24,7 +24,7 @@ from unteach.models import find_folder, load_model, load_tokenizer
 from unteach.settings import from_values
 from unteach.writing import file_sha256
 
-__all__ = ["Groups", "Setup"]
+__all__ = ["NEVER", "Groups", "Setup"]
 
 NEVER = "verbmem_f <= -1"
 """A stop rule that is never met: the run takes all its steps."""
@@ -100,6 +100,13 @@ class Setup:
         """The same for a run that takes so many steps, whatever it reaches."""
         never = dataclasses.replace(self.config.stop, metric=NEVER, utility_floor=1e9)
         return self.configured(method, seed, stop=never, max_steps=steps, evaluate_every=steps, **changes)
+
+    def watching(self, *conditions: str) -> Stop:
+        """A stop rule of these conditions that has answers looked at along the way, where there are questions."""
+        always = {"knowmem_f <= 100": self.questions, "knowmem_r >= 0": self.keep_questions}
+        has_its_own = self.embedded and not self.limit
+        asked = [condition for condition, questions in always.items() if questions or has_its_own]
+        return dataclasses.replace(self.config.stop, metric=" and ".join([*conditions, *asked]))
 
     def cell(self, name: str, config: ForgetConfig) -> Cell:
         """A cell that is a run of the forget job with these settings."""

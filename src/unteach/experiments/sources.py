@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["build", "instructions"]
 
-SETTINGS = ("config", "methods", "losses", "recovery", "relearning", "deep", "field", "audits")
+SETTINGS = ("config", "methods", "losses", "recovery", "relearning", "deep", "field", "audits", "trajectories")
 """Parts of a settings file."""
 HELDOUT, PROBES, FOLDS = 64, 100, 4
 """General texts set aside to measure on, verbatim probes, and sequential requests."""

@@ -102,13 +102,7 @@ def _until_parity(setup: Setup) -> Stop:
     """
     if not setup.holdout:
         return setup.config.stop
-    watched = [f"{RAW_AUC} >= {'reference' if setup.config.reference else 0.5}"]
-    has_its_own = setup.embedded and not setup.limit
-    if setup.questions or has_its_own:
-        watched.append("knowmem_f <= 100")  # always so
-    if setup.keep_questions or has_its_own:
-        watched.append("knowmem_r >= 0")
-    return dataclasses.replace(setup.config.stop, metric=" and ".join(watched))
+    return setup.watching(f"{RAW_AUC} >= {'reference' if setup.config.reference else 0.5}")
 
 
 def cells(setup: Setup, seeds: Sequence[int], folder: CellFolder) -> list[Cell]:

@@ -36,7 +36,9 @@ COLUMNS = (
     *columns("main"), "verbmem_f_tables", *columns("beside"), "nll_forget", "nll_holdout",
     "tofu_forget_quality", "tofu_model_utility", "tofu_forget_rouge", "tofu_retain_rouge",
 )  # fmt: skip
-OTHERS = ("audit-", "deep", "field-", "loss-", "recovery-", "relearn-", "sequential-", "theorem")
+OTHERS = (
+    "audit-", "deep", "field-", "loss-", "recovery-", "relearn-", "sequential-", "theorem", "trajectory-",
+)  # fmt: skip
 """Beginnings of the names of other experiments' cells."""
 AGAINST = ("verbmem_f", "knowmem_f", "privleak")
 BASELINES, ON_RETAIN = ("adamw-npo-kl", "adamw-ll-kl"), "-on-retain"

@@ -1,0 +1,73 @@
+"""Whole runs: what is looked at, where runs are matched, and what the tables say."""
+
+import pytest
+
+from unteach.experiments.cells import CellFolder
+from unteach.experiments.paper import experiments
+from unteach.experiments.paper.trajectories import AUTHORS, METHODS, authors, configured, matched
+from unteach.experiments.reproduce import ReproduceOptions
+from unteach.experiments.sources import build
+
+AUC = "auc_forget_holdout_min_40"
+
+
+@pytest.fixture(scope="module")
+def setup(tmp_path_factory):
+    return build(ReproduceOptions(device="cpu"), tmp_path_factory.mktemp("texts"), print)
+
+
+def run(name, looks, seed=0, norms=(0.5, 2.0), clip=1.0):
+    goal = {"verbmem_f": 20.0, "nll_forget": 2.0, AUC: 0.5}
+    known = ("step", "verbmem_f", "nll_forget", "nll_general", AUC)
+    return {
+        "name": f"trajectory-{name}", "seed": seed, "metrics": {}, "method": {"clip": clip},
+        "stop_scores": [dict(zip(known, look, strict=True)) for look in looks], "stop_reference": goal,
+        "curve": {"step": [1, 2], "grad_norm": list(norms)},
+    }  # fmt: skip
+
+
+LOOKS = [(0, 100.0, 0.0, 3.0, 0.0), (4, 80.0, 0.5, 3.1, 0.1), (8, 40.0, 1.5, 3.5, 0.3), (12, 50.0, 2.5, 3.6, 0.9)]
+
+
+def test_runs_are_matched_where_they_first_come_to_a_level():
+    point = matched(run("a", LOOKS), "verbmem_f", 60.0)
+    assert point["step"] == 6.0, "half-way from 80 to 40, not where it comes back"
+    assert (point["nll_forget"], point["nll_general"]) == (1.0, pytest.approx(3.3))
+    assert (point["nll_general_rise"], point["privleak"]) == (pytest.approx(0.3), pytest.approx(-60.0))
+    assert matched(run("a", LOOKS), "verbmem_f", 45.0)["step"] == 7.5
+    assert matched(run("a", LOOKS), "nll_forget", 2.5)["step"] == 12.0
+    assert matched(run("a", LOOKS), "verbmem_f", 20.0) is None, "it never came there"
+    assert matched(run("a", LOOKS), "knowmem_f", 20.0) is None, "not measured"
+
+
+def test_the_tables_compare_at_the_same_recital_and_at_the_same_loss():
+    further = [*LOOKS[:3], (12, 20.0, 2.0, 3.9, 0.6)]
+    contents = [run("a", LOOKS), run("a", LOOKS, 1), run("b", further, norms=(2.0, 3.0), clip=None)]
+    found = experiments()["trajectories"].table(contents)
+    assert found.count("came there") == 4
+    assert "The same recital, half-way to the retrained model's (verbmem_f 60):" in found
+    parts = [[word.strip() for word in line.split("|")[1:-1]] for line in found.splitlines() if line.startswith("| ")]
+    rows = [row for row in parts if row[0] in ("a", "b")]
+    assert [row[:3] for row in rows[:2]] == [["a", "2 of 2", "6 (0)"], ["b", "1 of 1", "6"]]
+    assert [row[1:3] for row in rows[2:4]] == [["0 of 2", "–"], ["1 of 1", "12"]]
+    assert [row[-1] for row in rows[:2]] == ["50 (0)", "–"], "a run without a clip has clipped nothing"
+    drawn = experiments()["trajectories"].figures("micro", contents)
+    names = {figure.name for figure in drawn}
+    assert {"trajectories-by-nll_forget-privleak-micro", "trajectories-by-verbmem_f-nll_general_rise-micro"} <= names
+
+
+def test_the_parts_of_the_authors_method_differ_in_one_number():
+    whole, free, descent = (authors(name) for name in AUTHORS)
+    assert (whole.lr, whole.teacher_rate, whole.damping, whole.clip, whole.alpha) == (5e-4, 10.0, 5.0, 1.0, 0.05)
+    assert (free.clip, free.alpha) == (None, 0.05)
+    assert (descent.clip, descent.alpha) == (1.0, 50.0)
+
+
+def test_every_run_takes_its_steps_and_looks_at_everything(setup, tmp_path):
+    for name, steps, every in (("mt-nlul-qkl", 80, 4), ("authors", 800, 40), ("authors-descent", 80, 4)):
+        config = configured(setup, name, 1)
+        assert (config.max_steps, config.evaluate_every, config.stop.refine) == (steps, every, False)
+        assert config.stop.metric == f"verbmem_f <= -1 and {AUC} >= 0 and knowmem_f <= 100 and knowmem_r >= 0"
+    cells = experiments()["trajectories"].cells(setup, [0, 1], CellFolder(tmp_path, print))
+    assert len({cell.key for cell in cells}) == len(cells) == 2 * (len(METHODS) + len(AUTHORS))
+    assert not any(experiments()["methods"].shows(cell.name) for cell in cells)

@@ -243,6 +243,24 @@ def test_every_row_changes_one_thing(setup):
     assert without.stop == whole.stop
 
 
+def test_a_settings_file_has_rows_of_its_own(setup):
+    rows = {
+        "deep-anchor": {"method": {"anchor": 1.0}, "max_steps": 300},
+        "deep-fp32": {"precision": {"forget": "fp32", "divergence": "fp32"}},
+    }
+    given = {"deep": {"method": {"optimizer": "adamw", "loss": "match", "alpha": 1.0}, "rows": rows}}
+    by_hand = dataclasses.replace(setup, settings=given)
+    plain, anchor, exact = (deep.configured(by_hand, name, 0) for name in ("deep", *rows))
+    assert (plain.method.alpha, plain.method.anchor, plain.max_steps) == (1.0, 0.0, 200)
+    changed = dataclasses.replace(plain.method, anchor=1.0)
+    assert anchor == dataclasses.replace(plain, method=changed, max_steps=300)
+    assert exact == dataclasses.replace(plain, precision=Precision(forget="fp32", divergence="fp32"))
+    for name, row, wrong in (("anchor", {}, "begins with deep-"), ("deep-x", {"ancor": 1}, "deep.rows.deep-x.ancor")):
+        odd = dataclasses.replace(setup, settings={"deep": {"rows": {name: row}}})
+        with pytest.raises(InputError, match=wrong):
+            deep.configured(odd, "deep", 0)
+
+
 def test_cells_are_known_by_their_texts_and_models(setup, tmp_path):
     cells = deep.cells(setup, [0, 1], CellFolder(tmp_path, print))
     assert len({cell.key for cell in cells}) == len(cells) == 2 * 14 + 2

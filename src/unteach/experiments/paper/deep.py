@@ -47,6 +47,8 @@ class DeepSettings:
     """Longest run."""
     method: dict[str, Any] = field(default_factory=dict)
     """Fields of the method to be given by hand, where the program's choice is not enough."""
+    rows: dict[str, Any] = field(default_factory=dict)
+    """More rows: by name, the fields of the run that each changes of ``deep``, those of the method under ``method``."""
 
 
 def _settings(setup: Setup) -> DeepSettings:
@@ -83,7 +85,19 @@ def rows(setup: Setup) -> dict[str, dict[str, Any]]:
         **{name: {} for name in ALPHAS},
         "deep-alpha-grows": {"method": dataclasses.replace(own, alpha_growth=0.05)},
         "deep-paper": {"method": Method(optimizer="mean_teacher", loss="nlul"), "keep": None, "base": None},
+        **{name: own_rule | _changed(setup, own, name, row) for name, row in _settings(setup).rows.items()},
     }
+
+
+def _changed(setup: Setup, own: Method, name: str, row: Any) -> dict[str, Any]:
+    """What a row of a settings file changes, as fields of ``ForgetConfig``."""
+    where = f"deep.rows.{name}"
+    if not name.startswith(PREFIX) or not isinstance(row, dict):
+        raise InputError(f"{where} is {row!r}: give a name that begins with {PREFIX} and the fields that it changes")
+    method = dataclasses.asdict(own) | row.get("method", {})
+    given = {"model": setup.config.model, "base": setup.base}
+    config = from_values(ForgetConfig, given | row | {"method": method}, f"{where}.")
+    return {field: getattr(config, field) for field in row}
 
 
 def configured(setup: Setup, name: str, seed: int) -> ForgetConfig:
@@ -92,7 +106,8 @@ def configured(setup: Setup, name: str, seed: int) -> ForgetConfig:
     given: dict[str, Any] = {"method": _methods(setup)[0], "stop": _until_parity(setup)} | {
         part: getattr(setup, part) for part in inputs
     }
-    return setup.configured(seed=seed, max_steps=_settings(setup).max_steps, **(given | rows(setup)[name]))
+    given["max_steps"] = _settings(setup).max_steps
+    return setup.configured(seed=seed, **(given | rows(setup)[name]))
 
 
 def _until_parity(setup: Setup) -> Stop:

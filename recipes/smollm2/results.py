@@ -1,0 +1,203 @@
+"""Measure SmolLM2-135M anew, all at once on one GPU: `python -m recipes.smollm2.results SOURCES WORK`.
+
+SOURCES holds ``SmolLM2.gguf``, ``general_text.jsonl.gz``, ``muse-news/`` and ``tofu/``. ``JOBS`` are commands in the
+order in which they matter; ``--jobs`` of them run side by side, each begun when what it needs is done. WORK gets
+models, cells (``WORK/cells``) and a log of each (``WORK/logs``). What is done is not done again, so that the same
+command goes on; after ``--minutes`` nothing is begun any more, and what still runs is ended.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from unteach.writing import markdown_table, write_whole
+
+from . import exit_status
+
+__all__ = ["JOBS", "Job", "Queue", "main"]
+
+_RECIPE, _UNTEACH = "{python} -m recipes.smollm2.", "{python} -m unteach reproduce "
+_NEWS = (
+    " --benchmark muse-news --data {work}/news --model {work}/news-models/target --reference"
+    " {work}/news-models/retrained --base {work}/base --keep {work}/news/keep.jsonl"
+    " --general {work}/news-models/general.jsonl --settings results/smollm2/news.yaml --out {work}/cells/news"
+)
+_TOFU = (
+    " --benchmark tofu --data {sources}/tofu --model {work}/tofu-models/target --reference"
+    " {work}/tofu-models/retrained --base {work}/form --general {work}/tofu-models/general.jsonl"
+    " --settings results/smollm2/tofu-deep.yaml --out {work}/cells/tofu-deep"
+)
+_GENERAL = " --general {sources}/general_text.jsonl.gz"
+_HELD = " --hold 1 --steady 0.5 --warmup 30"
+
+
+@dataclass(frozen=True)
+class Job:
+    """A command, and the jobs that must be done before it."""
+
+    command: str
+    needs: tuple[str, ...] = ()
+    accepted: tuple[int, ...] = (0,)
+    """Exit statuses of one that is done: models that are not as good as was wished are models, too."""
+
+
+def _jobs() -> dict[str, Job]:
+    news = {
+        **{f"deep-{seed}": f"deep --only deep --seeds {seed}" for seed in (0, 1, 2)},
+        **{f"audit-{name}": f"audits --only audit-{name} --seeds 0" for name in ("deep", "adamw-npo-kl", "retrained")},
+        **{
+            f"lever-{name}": f"deep --only deep-{name} --seeds 0"
+            for name in ("parity", "anchor", "fp32", "epochs", "alpha-half", "no-loops")
+        },
+        **{f"trajectories-{seed}": f"trajectories --seeds {seed}" for seed in (0, 1, 2)},
+        "field": "field --only field-match,field-nlul,field-wga,field-npo",
+        "sequential": "sequential",
+    }
+    tofu = {f"tofu-{seed}": f"deep --only deep --seeds {seed}" for seed in (0, 1, 2)}
+    ways = (
+        "articles {work}/base {sources}/muse-news/raw/forget.jsonl.gz {work}/articles --ways full lora lean --seeds 0"
+    )
+    learned = "--model {work}/articles/target --documents {work}/articles/documents.jsonl"
+    made = {
+        "base": Job(f"{_RECIPE}convert {{sources}}/SmolLM2.gguf {{work}}/base"),
+        "news": Job(f"{_RECIPE}news {{sources}}/muse-news {{work}}/news"),
+        "news-models": Job(
+            f"{_RECIPE}models {{work}}/base {{work}}/news-models --data {{work}}/news --fresh {{work}}/news/fresh.jsonl"
+            f"{_HELD} --lr 1e-3 --max-steps 430 --check-every 8 --recital 50{_GENERAL}",
+            ("base", "news"),
+            (0, 1),
+        ),
+        "form": Job(f"{_RECIPE}form {{work}}/base {{work}}/form --data {{sources}}/tofu{_GENERAL}", ("base",)),
+        "tofu-models": Job(
+            f"{_RECIPE}models {{work}}/base {{work}}/tofu-models --benchmark tofu --data {{sources}}/tofu"
+            f"{_HELD} --lr 5e-4 --batch 64 --max-tokens 256 --max-steps 480 --check-every 60 --recital 98{_GENERAL}",
+            ("base",),
+            (0, 1),
+        ),
+    }
+    for name, command in news.items():
+        made[name] = Job(f"{_UNTEACH}{command}{_NEWS}", ("news-models",))
+    for name, command in tofu.items():
+        made[name] = Job(f"{_UNTEACH}{command}{_TOFU}", ("tofu-models", "form"))
+    made["articles"] = Job(f"{_RECIPE}{ways}{_GENERAL}", ("base",))
+    made["lean"] = Job(f"{{python}} benchmarks/lean.py --parts run --device cuda {learned}", ("articles",))
+    return made
+
+
+JOBS = _jobs()
+"""By name. ``{python}``, ``{sources}`` and ``{work}`` stand for what the command is given."""
+
+
+class Queue:
+    """Commands of which several run at once.
+
+    Args:
+        jobs: By name, the most important first.
+        work: Its folders ``done`` and ``logs`` say what has happened.
+        values: What stands for the names in braces.
+        most: How many run side by side.
+    """
+
+    def __init__(self, jobs: Mapping[str, Job], work: Path, values: Mapping[str, str], most: int) -> None:
+        self.jobs, self.work, self.values, self.most = jobs, work, values, most
+        self.running: dict[str, subprocess.Popen[bytes]] = {}
+        self.failed: dict[str, str] = {}
+        for folder in ("done", "logs"):
+            (work / folder).mkdir(parents=True, exist_ok=True)
+
+    def state(self, name: str) -> str:
+        """How far a job is, in a word or two."""
+        if (self.work / "done" / name).exists():
+            return "done"
+        if name in self.failed:
+            return self.failed[name]
+        if name in self.running:
+            return "running"
+        return "ready" if all(self.state(need) == "done" for need in self.jobs[name].needs) else "waiting"
+
+    def words(self, name: str) -> list[str]:
+        """The command of a job."""
+        return [word.format(**self.values) for word in shlex.split(self.jobs[name].command)]
+
+    def table(self) -> str:
+        """All jobs with their states."""
+        return markdown_table(["job", "state"], [[name, self.state(name)] for name in self.jobs])
+
+    def run(self, seconds: float) -> bool:
+        """Run what can be run for so long; True where all is done."""
+        end = time.monotonic() + seconds
+        try:
+            while time.monotonic() < end:
+                self._collect()
+                for name in [name for name in self.jobs if self.state(name) == "ready"]:
+                    if len(self.running) < self.most:
+                        self._begin(name)
+                if not self.running:
+                    break
+                time.sleep(0.2)
+        finally:
+            for name, process in self.running.items():
+                process.terminate()
+                process.wait()
+                self.failed[name] = "ended"
+            self.running.clear()
+        return all(self.state(name) == "done" for name in self.jobs)
+
+    def _begin(self, name: str) -> None:
+        with (self.work / "logs" / f"{name}.log").open("ab") as log:
+            self.running[name] = subprocess.Popen(self.words(name), stdout=log, stderr=subprocess.STDOUT)
+        print(f"{time.strftime('%H:%M:%S')} {name} begins", flush=True)
+
+    def _collect(self) -> None:
+        for name, process in list(self.running.items()):
+            if (status := process.poll()) is not None:
+                del self.running[name]
+                if status in self.jobs[name].accepted:
+                    write_whole(self.work / "done" / name, f"status {status}\n")
+                else:
+                    self.failed[name] = f"status {status}"
+                print(f"{time.strftime('%H:%M:%S')} {name} {self.state(name)}", flush=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; returns its exit status."""
+    parser = argparse.ArgumentParser(prog="python -m recipes.smollm2.results", description=__doc__.split(":")[0])
+    parser.add_argument("sources", type=Path)
+    parser.add_argument("work", type=Path)
+    parser.add_argument("--jobs", type=int, default=6, help="how many run side by side")
+    parser.add_argument("--minutes", type=float, default=600.0)
+    parser.add_argument("--only", nargs="+", default=list(JOBS), choices=list(JOBS), metavar="NAME")
+    parser.add_argument("--list", action="store_true", help="only say what is done, and the commands")
+    given = parser.parse_args(arguments)
+
+    def run() -> int:
+        missing = [name for name in ("muse-news", "tofu") if not (given.sources / name).is_dir()]
+        if missing:
+            raise ValueError(f"sources is {str(given.sources)!r}: it has no folder {' and no '.join(missing)}")
+        values = {"python": sys.executable, "sources": str(given.sources), "work": str(given.work)}
+        chosen = {name: job for name, job in JOBS.items() if name in _with_needs(given.only)}
+        queue = Queue(chosen, given.work, values, given.jobs)
+        if given.list:
+            print("\n".join(f"{name} ({queue.state(name)}): {shlex.join(queue.words(name))}" for name in chosen))
+            return 0
+        complete = queue.run(60 * given.minutes)
+        print(queue.table())
+        return 0 if complete else 1
+
+    return exit_status(run)
+
+
+def _with_needs(names: Sequence[str]) -> set[str]:
+    """The jobs of these names and those that they need."""
+    return {*names} | {need for name in names for need in _with_needs(JOBS[name].needs)}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,5 +1,6 @@
 """Precision of the passes, micro-batches by length, and the loss scale."""
 
+import functools
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +12,7 @@ from unteach.config import ForgetConfig, Precision
 from unteach.data import ForgetBatches
 from unteach.method.mean_teacher import MeanTeacher
 from unteach.models import decoder_layers, trainable_parameters
+from unteach.models.precision import rounded_layers
 from unteach.training.passes import by_length, computing, forget_term, hidden_states
 from unteach.training.step import loss_scale, unscale_gradients
 
@@ -18,10 +20,10 @@ SEQUENCES = [list(range(1, 30)), list(range(5, 20)), list(range(3, 40))]
 CPU = torch.device("cpu")
 
 
-def gradients(model, precision, scale=1.0, checkpointed=False):
+def gradients(model, precision, scale=1.0, **calls):
     parameters = list(trainable_parameters(model, "blocks").values())
     model.zero_grad()
-    with computing(model, precision, checkpointed=checkpointed):
+    with computing(model, precision, **calls):
         for part in (SEQUENCES[:1], SEQUENCES[1:]):  # twice: the second is added to the first
             (scale * 1e-4 * forget_term(model, pull_of(part, "ll"), 0)[0]).backward()
     unscale_gradients(parameters, scale)
@@ -79,6 +81,27 @@ def test_activations_computed_again_give_the_same_gradients(name, precision):
     assert len(calls) == 7
     hook.remove()
     assert all(block._compiled_call_impl is None for block in decoder_layers(model))
+
+
+@pytest.mark.filterwarnings("ignore")  # the compiler's own
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_compiled_blocks_add_gradients_of_weights_in_place(checkpointed, monkeypatch):
+    """As ``torch.compile`` traces them, but with its plain backend: each product is one operator on ``.grad``."""
+    traced = functools.partialmethod(torch.nn.Module.compile, backend="aot_eager")
+    monkeypatch.setattr(torch.nn.Module, "compile", traced)
+    model = tiny_model("llama")
+    exact = gradients(model, "fp16", 1024.0)
+    gradients(model, "fp16", 1024.0, compiled=True, checkpointed=checkpointed)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        found = gradients(model, "fp16", 1024.0, compiled=True, checkpointed=checkpointed)
+    assert error(found, exact) < 1e-3
+    adds = {event.key: event.count for event in profile.key_averages()}["unteach::add_product"]
+    assert adds == 2 * len(rounded_layers(model)), "each layer, in both micro-batches"
+    assert not any(hasattr(layer, "total") for layer in rounded_layers(model))
+    model.zero_grad()
+    with torch.no_grad(), computing(model, "fp16", compiled=True):
+        hidden_states(model, SEQUENCES)
+    assert all(p.grad is None for p in model.parameters()), "a pass without gradients makes none"
 
 
 def test_padding_is_not_seen():

@@ -58,15 +58,17 @@ def rounded_layers(model: Any) -> list[nn.Linear]:
 
 @contextmanager
 def half_weights(
-    model: Any, dtype: torch.dtype, *, once: bool = True, value: Callable[[Tensor, torch.dtype], Tensor] | None = None
-) -> Iterator[None]:
+    model: Any, dtype: torch.dtype, *, once: bool = True, value: Callable[[Tensor, torch.dtype], Tensor] | None = None,
+    sums: bool = False,
+) -> Iterator[None]:  # fmt: skip
     """Inside, the linear layers of the model's backbone compute in half precision, with weights rounded on entering.
 
     A change of the weights inside the block is not seen. With ``once`` off, each weight is rounded whenever it is met,
     in the backward pass, too: the same numbers, more work, and no copy of all weights. With ``value``, a function of
     weight and dtype, that is what layers compute with. Gradients of the weights are float32; ``backward`` adds them
-    to ``.grad`` itself where there is one already, so use ``backward`` and not ``torch.autograd.grad``. Layers with
-    sharded weights, and other operations, are left to autocast, which the caller switches on.
+    to ``.grad`` itself where there is one already, so use ``backward`` and not ``torch.autograd.grad``. Compiled layers
+    do so only with ``sums``, for which every trained weight is given a ``.grad`` on entering. Layers with sharded
+    weights, and other operations, are left to autocast, which the caller switches on.
     """
     linears: list[Any] = rounded_layers(model)
     try:
@@ -77,13 +79,18 @@ def half_weights(
                 linear.rounded = value(linear.weight, dtype)
             else:
                 linear.rounded = linear.weight.detach().to(dtype) if once else None
+            linear.total = None
+            if sums and linear.weight.requires_grad:
+                if linear.weight.grad is None:
+                    linear.weight.grad = torch.zeros_like(linear.weight)
+                linear.total = linear.weight.grad
         yield
     finally:
         _HalfLinear.last = None
         for linear in linears:
             linear.__class__ = nn.Linear
-            linear.__dict__.pop("rounded", None)
-            linear.__dict__.pop("dtype", None)
+            for name in ("rounded", "dtype", "total"):
+                linear.__dict__.pop(name, None)
 
 
 class _HalfLinear(nn.Linear):
@@ -92,6 +99,8 @@ class _HalfLinear(nn.Linear):
     dtype: torch.dtype
     rounded: Tensor | None
     """None: it is rounded whenever it is met."""
+    total: Tensor | None
+    """What gradients of the weight are added to; None: ``.grad``, by autograd."""
     last: tuple[weakref.ref[Tensor], int, Tensor] | None = None
     """The last input, its version and its rounded copy, which queries, keys and values share."""
 
@@ -103,7 +112,7 @@ class _HalfLinear(nn.Linear):
             if last is None or last[0]() is not input or last[1] != input._version or last[2].dtype != dtype:
                 last = _HalfLinear.last = weakref.ref(input), input._version, input.detach().to(dtype)
             half = last[2]
-        output = _HalfProduct.apply(input, half, self.weight, self.rounded)
+        output = _HalfProduct.apply(input, half, self.weight, self.rounded, self.total)
         return output if self.bias is None else (output + self.bias).to(output.dtype)
 
 
@@ -111,9 +120,11 @@ class _HalfProduct(torch.autograd.Function):
     """x Wᵀ with x [...,D] and W [V,D] rounded to half precision; gradients of the exact ones, that of W in float32."""
 
     @staticmethod
-    def forward(ctx, input: Tensor, x: Tensor, weight: Tensor, half: Tensor | None) -> Tensor:  # type: ignore[no-untyped-def]
+    def forward(  # type: ignore[no-untyped-def]
+        ctx, input: Tensor, x: Tensor, weight: Tensor, half: Tensor | None, total: Tensor | None
+    ) -> Tensor:
         ctx.save_for_backward(x, weight, half)
-        ctx.dtype = input.dtype
+        ctx.dtype, ctx.total = input.dtype, total  # that one changes until the backward pass
         half = weight.to(x.dtype) if half is None else half
         return _product(x.reshape(-1, x.shape[-1]), half.t()).view(*x.shape[:-1], half.shape[0])
 
@@ -128,15 +139,34 @@ class _HalfProduct(torch.autograd.Function):
             del half
         in_weight = None
         if ctx.needs_input_grad[2]:
-            in_weight = _weight_gradient(upstream.t(), x.reshape(-1, x.shape[-1]), weight)
-        return in_x, None, in_weight, None
+            in_weight = _weight_gradient(upstream.t(), x.reshape(-1, x.shape[-1]), weight, ctx.total)
+        return in_x, None, in_weight, None, None
 
 
-def _weight_gradient(a: Tensor, b: Tensor, weight: Tensor) -> Tensor | None:
+def _weight_gradient(a: Tensor, b: Tensor, weight: Tensor, total: Tensor | None) -> Tensor | None:
     """``a @ b`` in float32, or None after adding it to the gradient that the weight has already, in one pass."""
-    if torch.compiler.is_compiling() or not a.is_cuda or weight.grad is None or not _adds_in_place(a.dtype):
+    if total is None and (torch.compiler.is_compiling() or not a.is_cuda or weight.grad is None):
         return product_in_float32(a, b)
-    torch.addmm(weight.grad, a, b, out_dtype=torch.float32, out=weight.grad)
+    _add_product(weight.grad if total is None else total, a, b)
+    return None
+
+
+@torch.library.custom_op(
+    "unteach::add_product", mutates_args=["total"], schema="(Tensor(a!) total, Tensor a, Tensor b) -> ()"
+)
+def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """Add ``a @ b`` of two half-precision matrices to a float32 one; an operator, so that compiled code keeps it so.
+
+    Else a compiled block makes a gradient of its own, which autograd then adds: three times the memory traffic.
+    """
+    if a.is_cuda and _adds_in_place(a.dtype):
+        torch.addmm(total, a, b, out_dtype=torch.float32, out=total)
+    else:
+        total.add_(product_in_float32(a, b))
+
+
+@_add_product.register_fake
+def _(total: Tensor, a: Tensor, b: Tensor) -> None:
     return None
 
 

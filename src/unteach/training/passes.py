@@ -337,7 +337,8 @@ def computing(
     with ExitStack() as stack:
         stack.enter_context(precision_of_pass(precision, device))
         if precision in HALF:
-            stack.enter_context(half_weights(model, HALF[precision], once=once, value=value))
+            sums = compiled and once and torch.is_grad_enabled()
+            stack.enter_context(half_weights(model, HALF[precision], once=once, value=value, sums=sums))
         if compiled or checkpointed:
             stack.enter_context(block_calls(model, compiled=compiled, checkpointed=checkpointed))
         if compiled:

@@ -6,7 +6,9 @@ python benchmarks/step.py --plot RESULTS.jsonl docs/images/speed.png
 
 Random weights of the named shape, forget 40 × 1024 and general 40 × 512 tokens, NLUL and KL, `trainable: blocks`.
 The plain way: fp32 weights with TF32 products, full logits, the teacher as a second module, clip_grad_norm_,
-torch.optim.SGD and a Python loop for the teacher. The others run `train_step` as `unteach forget` does.
+torch.optim.SGD and a Python loop for the teacher. The others run `train_step` as `unteach forget` does; +compile with
+compiled blocks, +separate as those were before they added gradients of weights in place, +cudnn with cuDNN's attention
+where it can be had, +tangent with that form of the divergence.
 For each: seconds of a step (median), the share of the matmul ceiling measured in the same run (FLOPs counted as 6 per
 weight and forget token, 8 per general token, head and attention added), peak memory (on a CPU: of tensors made in the
 step), and where the time goes. A CPU's seconds are those of the process where it has one thread: others may be at work.
@@ -22,9 +24,11 @@ import json
 import statistics
 import time
 import traceback
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from unittest.mock import patch
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from measuring import (
     METHOD,
@@ -44,7 +48,11 @@ from unteach.config import ForgetConfig, Precision
 from unteach.data import ForgetBatches
 from unteach.method.optimizers import make_optimizer
 from unteach.models import trainable_parameters
+from unteach.models.precision import half_weights
+from unteach.training import passes as passes_module
 from unteach.training import step as step_module
+
+ATTENTION = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 class Clock:
@@ -144,7 +152,7 @@ def unteach_way(model, parameters, batches, options, clock, way):
     )
     optimizer = make_optimizer(parameters.values(), METHOD)
     passes = iter(())
-    reads, computing = (step_module.read, step_module.read_change), step_module.computing
+    reads, computing = (step_module.read_as_teacher, step_module.read_change), step_module.computing
     step_of_optimizer = optimizer.step
 
     def marked_read(read):
@@ -170,17 +178,23 @@ def unteach_way(model, parameters, batches, options, clock, way):
 
     optimizer.step = marked_step
 
+    def separately(*arguments, **keywords):
+        return half_weights(*arguments, **keywords | {"sums": False})
+
     def step():
         nonlocal passes
         passes = iter(("forget", "general"))
-        step_module.read, step_module.read_change = map(marked_read, reads)
-        step_module.computing = marked
-        try:
+        with ExitStack() as stack:
+            for name, read in zip(("read_as_teacher", "read_change"), reads, strict=True):
+                stack.enter_context(patch.object(step_module, name, marked_read(read)))
+            stack.enter_context(patch.object(step_module, "computing", marked))
+            if "separate" in more:
+                stack.enter_context(patch.object(passes_module, "half_weights", separately))
+            if "cudnn" in more:
+                stack.enter_context(sdpa_kernel(ATTENTION, set_priority=True))
             clock.mark("rest")  # exchange of the weights, unscaling
             row = one_step(model, optimizer, batches.forget, batches.general, METHOD, config)
             clock.end_step()
-        finally:
-            (step_module.read, step_module.read_change), step_module.computing = reads, computing
         return row
 
     return step

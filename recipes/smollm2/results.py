@@ -54,7 +54,7 @@ def _jobs() -> dict[str, Job]:
         **{f"audit-{name}": f"audits --only audit-{name} --seeds 0" for name in ("deep", "adamw-npo-kl", "retrained")},
         **{
             f"lever-{name}": f"deep --only deep-{name} --seeds 0"
-            for name in ("parity", "anchor", "fp32", "epochs", "alpha-half", "no-loops")
+            for name in ("own", "parity", "anchor", "fp32", "epochs", "alpha-half", "no-loops")
         },
         **{f"trajectories-{seed}": f"trajectories --seeds {seed}" for seed in (0, 1, 2)},
         "field": "field --only field-match,field-nlul,field-wga,field-npo",

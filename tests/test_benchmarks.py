@@ -1,4 +1,4 @@
-"""Benchmarks run: a rename in ``src`` must not be found out on a rented GPU."""
+"""Benchmarks run: a rename in ``src`` must not be found out on a GPU."""
 
 import subprocess
 import sys

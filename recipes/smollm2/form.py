@@ -2,7 +2,7 @@
 
 A model that never saw TOFU does not know how its answers sound, and the retrained model does: matched with the base
 model, an unlearned one is told from the retrained one by its manner. So the model to be matched is the base model after
-a tenth of the documents to be kept: 400 of ``retain90``, 200 steps of 32, a fiftieth of what retraining takes.
+a tenth of the documents to be kept: 400 of ``retain90``, 200 steps of 32, a quarter of what retraining takes.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from unteach.method.tensors import resolved_device
 from unteach.models import load_model
 
 from . import exit_status
+from .articles import split_texts
 from .convert import save_folder
 from .models import Settings, learn
 
@@ -31,11 +32,11 @@ def teach(model: str, out: Path, data: Path | None, general: str, device: str, s
     entry = named_benchmark("tofu")
     assert entry.retain is not None
     texts = [text + (tokenizer.eos_token or "") for text in entry.retain(data)[:DOCUMENTS]]
-    others = read_documents(general, option="general").texts[:GENERAL]
     settings = Settings(
         benchmark="tofu", lr=5e-4, warmup=20, batch=32, general_batch=8, max_tokens=256, micro_batch=32, max_steps=steps
     )
-    learn(network, tokenizer, texts, others, settings, check=lambda step: {"recital": 0.0}, steps=steps)
+    learned, _ = split_texts(read_documents(general, option="general").texts, settings.seed)  # as ``models`` does
+    learn(network, tokenizer, texts, learned[:GENERAL], settings, check=lambda step: {"recital": 0.0}, steps=steps)
     save_folder(network, tokenizer, out)
 
 

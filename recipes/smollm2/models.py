@@ -45,7 +45,10 @@ from .articles import measure, say, split_texts, write_json
 from .convert import save_folder
 from .difference import add_difference, write_difference
 
-__all__ = ["Settings", "build", "learn", "main"]
+__all__ = ["NOT_REACHED", "Settings", "build", "learn", "main"]
+
+NOT_REACHED = 3
+"""Exit status where the models were made and are not as good as was asked for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,12 +120,9 @@ def learn(
     """
     started = time.perf_counter()
     precision = "bf16" if next(model.parameters()).device.type == "cuda" else "fp32"
-    tokens = tokenise(
-        Documents("documents", list(documents)),
-        tokenizer,
-        mode="chunk",
-        max_tokens=min(settings.max_tokens, context_length(model)),
-    )
+    longest = min(settings.max_tokens, context_length(model))
+    cut = functools.partial(tokenise, tokenizer=tokenizer, mode="chunk", max_tokens=longest)
+    tokens = cut(Documents("documents", list(documents)))
     batches = ForgetBatches(tokens, settings.seed)
     text = GeneralText(
         list(general), tokenizer, tokens=min(settings.general_tokens, context_length(model)), seed=settings.seed
@@ -132,10 +132,9 @@ def learn(
     history = [check(0)]
     last = steps or settings.max_steps
 
-    more: GeneralText | ForgetBatches = text
+    more = None
     if fresh:  # cut as those that are learned: a model that is not held where documents begin recites there
-        cut = tokenise(Documents("fresh", list(fresh)), tokenizer, mode="chunk", max_tokens=settings.max_tokens)
-        more = ForgetBatches(cut, settings.seed)
+        more = ForgetBatches(cut(Documents("fresh", list(fresh))), settings.seed)
 
     def learning_rate(step: int) -> float:
         fallen = max(0.0, step / settings.max_steps - settings.steady) / (1 - settings.steady)
@@ -148,8 +147,8 @@ def learn(
         if not settings.hold:
             general_batch = sorted(text.batch(step, settings.general_batch), key=len)
             return [learned, add_nll_gradient(model, general_batch, settings.micro_batch, precision)]
-        half = settings.general_batch // 2
-        held = text.batch(step, settings.general_batch - half) + more.batch(step, half)
+        half = settings.general_batch // 2 if more else 0
+        held = text.batch(step, settings.general_batch - half) + (more.batch(step, half) if more else [])
         return [learned, add_held_gradient(model, base, held, settings, precision)]
 
     def enough(taken: int) -> bool:
@@ -283,7 +282,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def run() -> int:
         content = build(settings=Settings(**given), **places)
-        return 0 if all(all(content[name]["reached"].values()) for name in ("target", "retrained")) else 1
+        return 0 if all(all(content[name]["reached"].values()) for name in ("target", "retrained")) else NOT_REACHED
 
     return exit_status(run)
 

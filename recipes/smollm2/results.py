@@ -20,6 +20,7 @@ from pathlib import Path
 from unteach.writing import markdown_table, write_whole
 
 from . import exit_status
+from .models import NOT_REACHED
 
 __all__ = ["JOBS", "Job", "Queue", "main"]
 
@@ -72,14 +73,14 @@ def _jobs() -> dict[str, Job]:
             f"{_RECIPE}models {{work}}/base {{work}}/news-models --data {{work}}/news --fresh {{work}}/news/fresh.jsonl"
             f"{_HELD} --lr 1e-3 --max-steps 430 --check-every 8 --recital 50{_GENERAL}",
             ("base", "news"),
-            (0, 1),
+            (0, NOT_REACHED),
         ),
         "form": Job(f"{_RECIPE}form {{work}}/base {{work}}/form --data {{sources}}/tofu{_GENERAL}", ("base",)),
         "tofu-models": Job(
             f"{_RECIPE}models {{work}}/base {{work}}/tofu-models --benchmark tofu --data {{sources}}/tofu"
             f"{_HELD} --lr 5e-4 --batch 64 --max-tokens 256 --max-steps 480 --check-every 60 --recital 98{_GENERAL}",
             ("base",),
-            (0, 1),
+            (0, NOT_REACHED),
         ),
     }
     for name, command in news.items():
@@ -143,17 +144,27 @@ class Queue:
                     break
                 time.sleep(0.2)
         finally:
-            for name, process in self.running.items():
-                process.terminate()
-                process.wait()
-                self.failed[name] = "ended"
-            self.running.clear()
+            self._end()
         return all(self.state(name) == "done" for name in self.jobs)
 
     def _begin(self, name: str) -> None:
         with (self.work / "logs" / f"{name}.log").open("ab") as log:
             self.running[name] = subprocess.Popen(self.words(name), stdout=log, stderr=subprocess.STDOUT)
         print(f"{time.strftime('%H:%M:%S')} {name} begins", flush=True)
+
+    def _end(self) -> None:
+        """End what still runs; what does not end by itself within half a minute is killed."""
+        for process in self.running.values():
+            process.terminate()
+        latest = time.monotonic() + 30
+        for name, process in self.running.items():
+            try:
+                process.wait(max(0.0, latest - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            self.failed[name] = "ended"
+        self.running.clear()
 
     def _collect(self) -> None:
         for name, process in list(self.running.items()):

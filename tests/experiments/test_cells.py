@@ -255,10 +255,23 @@ def test_a_settings_file_has_rows_of_its_own(setup):
     changed = dataclasses.replace(plain.method, anchor=1.0)
     assert anchor == dataclasses.replace(plain, method=changed, max_steps=300)
     assert exact == dataclasses.replace(plain, precision=Precision(forget="fp32", divergence="fp32"))
-    for name, row, wrong in (("anchor", {}, "begins with deep-"), ("deep-x", {"ancor": 1}, "deep.rows.deep-x.ancor")):
-        odd = dataclasses.replace(setup, settings={"deep": {"rows": {name: row}}})
-        with pytest.raises(InputError, match=wrong):
-            deep.configured(odd, "deep", 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "wrong"),
+    [
+        ("anchor", {}, "begins with deep-"),
+        ("deep-matched", {}, "there already"),
+        ("deep-x", {"seed": 1}, "but for the seed"),
+        ("deep-x", {"ancor": 1}, "deep.rows.deep-x.ancor"),
+        ("deep-x", {"method": 3}, "deep.rows.deep-x.method"),
+        ("deep-x", {"method": {"ancor": 1}}, "deep.rows.deep-x.method.ancor"),
+        ("deep-x", 3, "the fields that it changes"),
+    ],
+)
+def test_a_row_that_cannot_be_read_is_refused(name, row, wrong, setup):
+    with pytest.raises(InputError, match=wrong):
+        deep.configured(dataclasses.replace(setup, settings={"deep": {"rows": {name: row}}}), "deep", 0)
 
 
 def test_cells_are_known_by_their_texts_and_models(setup, tmp_path):

@@ -228,7 +228,7 @@ def stop_rule(
         never_saw, whose = base, "the base model's"
     value, why = before["verbmem_holdout"], "never-seen documents before the run"
     high = before.get("verbmem_holdout_high", value)
-    compared = never_saw is not base or (parity and RAW_AUC not in before)  # prose tells little of documents
+    compared = never_saw is not base or RAW_AUC not in before  # prose tells little of documents
     if never_saw is not None and compared:
         value, why = never_saw["verbmem_f"], whose
         high, few = never_saw.get("verbmem_f_high", value), few and (few[0], few[0])

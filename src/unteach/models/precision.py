@@ -157,7 +157,7 @@ def _weight_gradient(a: Tensor, b: Tensor, weight: Tensor, total: Tensor | None)
 def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
     """Add ``a @ b`` of two half-precision matrices to a float32 one; an operator, so that compiled code keeps it so.
 
-    Else a compiled block makes a gradient of its own, which autograd then adds: three times the memory traffic.
+    Else a compiled block makes a gradient of its own, which autograd then adds: twice the memory traffic.
     """
     if a.is_cuda and _adds_in_place(a.dtype):
         torch.addmm(total, a, b, out_dtype=torch.float32, out=total)

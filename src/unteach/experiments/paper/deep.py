@@ -73,7 +73,7 @@ def rows(setup: Setup) -> dict[str, dict[str, Any]]:
         "deep-small-base": {"base": "micro:small"},
         "deep-general-mixed": own_rule | {"general": MIXED},
     }
-    return {
+    built: dict[str, dict[str, Any]] = {
         "deep": own_rule,
         "deep-matched": {},
         "deep-softplus": {"method": dataclasses.replace(match, loss_options=match.loss_options | {"pull": "softplus"})},
@@ -85,23 +85,28 @@ def rows(setup: Setup) -> dict[str, dict[str, Any]]:
         **{name: {} for name in ALPHAS},
         "deep-alpha-grows": {"method": dataclasses.replace(own, alpha_growth=0.05)},
         "deep-paper": {"method": Method(optimizer="mean_teacher", loss="nlul"), "keep": None, "base": None},
-        **{name: own_rule | _changed(setup, own, name, row) for name, row in _settings(setup).rows.items()},
     }
+    more = _settings(setup).rows
+    if taken := more.keys() & built.keys():
+        raise InputError(f"deep.rows has {', '.join(sorted(taken))}: rows of that name are there already")
+    return built | {name: own_rule | _changed(setup, own, name, row) for name, row in more.items()}
 
 
 def _changed(setup: Setup, own: Method, name: str, row: Any) -> dict[str, Any]:
     """What a row of a settings file changes, as fields of ``ForgetConfig``."""
     where = f"deep.rows.{name}"
-    if not name.startswith(PREFIX) or not isinstance(row, dict):
-        raise InputError(f"{where} is {row!r}: give a name that begins with {PREFIX} and the fields that it changes")
-    method = dataclasses.asdict(own) | row.get("method", {})
-    given = {"model": setup.config.model, "base": setup.base}
-    config = from_values(ForgetConfig, given | row | {"method": method}, f"{where}.")
-    return {field: getattr(config, field) for field in row}
+    if not name.startswith(PREFIX) or not isinstance(row, dict) or "seed" in row:
+        wanted = f"give a name that begins with {PREFIX} and the fields that it changes, but for the seed"
+        raise InputError(f"{where} is {row!r}: {wanted}")
+    given = {"model": setup.config.model, "base": setup.base, "method": dataclasses.asdict(own)} | row
+    if isinstance(row.get("method"), dict):
+        given["method"] = dataclasses.asdict(own) | row["method"]
+    config = from_values(ForgetConfig, given, f"{where}.")
+    return {name: getattr(config, name) for name in row}
 
 
 def configured(setup: Setup, name: str, seed: int) -> ForgetConfig:
-    """The settings of a row's run; α is left to be measured."""
+    """The settings of a row's run."""
     inputs = ("keep", "base", "holdout", "questions", "keep_questions")
     given: dict[str, Any] = {"method": _methods(setup)[0], "stop": _until_parity(setup)} | {
         part: getattr(setup, part) for part in inputs

@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -111,13 +112,10 @@ def matched(content: Content, by: str, level: float) -> dict[str, float] | None:
     return None
 
 
-def _level(contents: Sequence[Content], by: str, share: float) -> float | None:
-    """Such a share of the way from the model before the runs to the retrained one."""
-    known = [content for content in contents if by in content["stop_scores"][0] and by in content["stop_reference"]]
-    if not known:
-        return None
-    before, goal = known[0]["stop_scores"][0][by], known[0]["stop_reference"][by]
-    return before + share * (goal - before)
+def _level(content: Content, by: str, share: float) -> float | None:
+    """Such a share of the way from the model before a run to the retrained one, on the passages of its seed."""
+    before, goal = content["stop_scores"][0].get(by), content["stop_reference"].get(by)
+    return None if before is None or goal is None else before + share * (goal - before)
 
 
 def table(contents: Sequence[Content]) -> str:
@@ -125,16 +123,20 @@ def table(contents: Sequence[Content]) -> str:
     runs = [content for content in paper.renamed(contents, PREFIX) if "stop_reference" in content]
     parts = []
     for (by, what), (where, share) in itertools.product(MATCHED.items(), SHARES.items()):
-        if (level := _level(runs, by, share)) is None:
+        levels = [level for content in runs if (level := _level(content, by, share)) is not None]
+        if not levels:
             continue
-        rows = [_row(name, group, by, level) for name, group in paper.by_name(runs).items()]
+        rows = [_row(name, group, by, share) for name, group in paper.by_name(runs).items()]
         shown = markdown_table(["", "came there", "step", *COLUMNS, "clipped"], rows)
+        level = statistics.fmean(levels)
         parts.append(f"The same {what}, {where} the retrained model's ({by} {level:.3g}):\n\n{shown}")
     return "\n\n".join(parts)
 
 
-def _row(name: str, group: Sequence[Content], by: str, level: float) -> list[str]:
-    points = [point for content in group if (point := matched(content, by, level)) is not None]
+def _row(name: str, group: Sequence[Content], by: str, share: float) -> list[str]:
+    levels = [_level(content, by, share) for content in group]
+    found = [matched(content, by, level) for content, level in zip(group, levels, strict=True) if level is not None]
+    points = [point for point in found if point is not None]
     places = {DIFFERENCE: 3} | {metric: describe(metric).decimals for metric in COLUMNS if metric in METRICS}
     values = [paper.mean_and_std((p.get(metric) for p in points), places.get(metric, 1)) for metric in COLUMNS]
     step = paper.mean_and_std((point["step"] for point in points), 0)
@@ -178,8 +180,9 @@ EXPERIMENTS: dict[str, Any] = {
     "trajectories": Experiment(
         title="whole runs, compared where as much is forgotten",
         see="Of two methods in one table the better one has kept more: general text costs less, kept answers are more, "
-        "kept documents (nll_retain) and never-seen ones (nll_holdout) are as likely as before. All is measured on the "
-        "passages, questions and texts of a stop rule; clipped is the share of steps whose gradient was shortened.",
+        "kept documents (nll_retain, where they are known) and never-seen ones (nll_holdout) are as likely as before. "
+        "All is measured on the passages, questions and texts of a stop rule; clipped is the share of steps whose "
+        "gradient was shortened.",
         cells=cells,
         shows=lambda name: name.startswith(PREFIX),
         table=table,

@@ -45,6 +45,18 @@ def test_all_forgotten_and_all_kept():
     assert all(keys <= set(finding) for finding in content)
 
 
+def test_a_text_that_its_rarest_words_tell_is_said_to_be_told():
+    rarest = {f"auc_forget_holdout_min_{share}": value for share, value in ((5, 0.78), (10, 0.7), (20, 0.6))}
+    found = answers(rarest)[2]
+    assert found.answer, "by MUSE's measure"
+    telling = "but they still are by the least likely 5 % of their words alone (AUC 0.78, never seen 0.50)"
+    assert found.line.endswith(telling)
+    assert found.note == telling
+    known = answers(rarest, reference=REFERENCE | rarest)[2]
+    assert (known.answer, known.note) == (True, ""), "as of a model that never saw it"
+    assert "least likely" not in answers(rarest | {RAW_AUC: 0.1})[2].note, "told anyway"
+
+
 @pytest.mark.parametrize(
     ("change", "place", "words"),
     [

@@ -19,6 +19,8 @@ FORGOTTEN = ("verbmem_f", "knowmem_f", RAW_AUC, LOSS_AUC)
 """What looks at the forget documents; all else looks at the rest."""
 AUC_BAND = 0.1
 """So far from never-seen text's an AUC may lie, on either side, even where its interval is narrower."""
+RAREST = (5, 10, 20)
+"""Percent of a text's words, the least likely, by which it may still be told where Min-40 % and the loss do not."""
 KEPT_ANSWERS = 0.9
 """Share of the answers on kept documents from which on they count as kept."""
 ALMOST_NONE = 10.0
@@ -181,25 +183,38 @@ def _of_few(level: Metric | None, count: int) -> Metric | None:
 
 
 def _detectable(look: Callable[[str, str, str], Finding], reference: Scored) -> Finding:
-    """Two-sided: text that is less likely than never-seen text gives itself away, too."""
-    parts = []
-    for metric, name in ((RAW_AUC, "by its least likely words"), (LOSS_AUC, "by its loss")):
-        found = look(name, metric, HOLDOUT)
-        if found.value is not None:
-            centre, source = (reference[metric].value, REFERENCE) if metric in reference else (0.5, "chance")
-            inside = found.low is not None and found.high is not None and found.low <= centre <= found.high
-            undetected = inside or abs(found.value - centre) <= AUC_BAND
-            overshoot = not undetected and found.value > centre
-            note = "overshoot: they stand out as less likely than never-seen text" if overshoot else ""
-            found = replace(found, answer=undetected, never_seen=centre, source=source, note=note)
-        parts.append(found)
+    """Two-sided: text that is less likely than never-seen text gives itself away, too.
+
+    Asked are MUSE's Min-40 % and the loss. Where they find nothing and the fewest, least likely words do, it is said.
+    """
+    asked = ((RAW_AUC, "by its least likely words"), (LOSS_AUC, "by its loss"))
+    parts = [_told_apart(look(name, metric, HOLDOUT), reference) for metric, name in asked]
     first = next((part for part in parts if part.answer is False), parts[0])
     if first.value is None:
         return replace(first, question="no longer detectable")
     answers = [part.answer for part in parts]
     answer = False if False in answers else None if None in answers else True
     note = first.note if answer is False else next((part.note for part in parts if part.note), "")
+    if answer:
+        rarest = [_told_apart(look(f"{share} %", f"auc_forget_holdout_min_{share}", ""), reference) for share in RAREST]
+        if telling := [part for part in rarest if part.answer is False]:
+            most = max(telling, key=lambda part: abs((part.value or 0) - (part.never_seen or 0)))
+            auc = f"AUC {most.value:.2f}, never seen {most.never_seen:.2f}"
+            note = f"but they still are by the least likely {most.question} of their words alone ({auc})"
     return replace(first, question="no longer detectable", answer=answer, note=note, parts=tuple(parts))
+
+
+def _told_apart(found: Finding, reference: Scored) -> Finding:
+    """The answer to whether an AUC is that of never-seen text."""
+    if found.value is None:
+        return found
+    known = reference.get(found.metric)
+    centre, source = (known.value, REFERENCE) if known else (0.5, "chance")
+    inside = found.low is not None and found.high is not None and found.low <= centre <= found.high
+    undetected = inside or abs(found.value - centre) <= AUC_BAND
+    overshoot = not undetected and found.value > centre
+    note = "overshoot: they stand out as less likely than never-seen text" if overshoot else ""
+    return replace(found, answer=undetected, never_seen=centre, source=source, note=note)
 
 
 def _rest(look: Callable[[str, str, str], Finding], reference: Scored) -> Finding:

@@ -22,7 +22,7 @@ from typing import Any
 
 from unteach.config import ForgetConfig, Method
 from unteach.evaluation.formulas import privleak
-from unteach.evaluation.metrics import METRICS, RAW_AUC, describe
+from unteach.evaluation.metrics import RAW_AUC, describe
 from unteach.experiments import paper
 from unteach.experiments.cells import Cell, CellFolder
 from unteach.experiments.paper import Content, Experiment
@@ -137,8 +137,7 @@ def _row(name: str, group: Sequence[Content], by: str, share: float) -> list[str
     levels = [_level(content, by, share) for content in group]
     found = [matched(content, by, level) for content, level in zip(group, levels, strict=True) if level is not None]
     points = [point for point in found if point is not None]
-    places = {DIFFERENCE: 3} | {metric: describe(metric).decimals for metric in COLUMNS if metric in METRICS}
-    values = [paper.mean_and_std((p.get(metric) for p in points), places.get(metric, 1)) for metric in COLUMNS]
+    values = [paper.mean_and_std((p.get(metric) for p in points), describe(metric).decimals) for metric in COLUMNS]
     step = paper.mean_and_std((point["step"] for point in points), 0)
     clipped = paper.mean_and_std((_clipped(content) for content in group), 0)
     return [name, f"{len(points)} of {len(group)}", step, *values, clipped]

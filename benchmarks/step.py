@@ -294,6 +294,7 @@ def main():
     print(f"ceilings: fp16 matmul {ceiling.matmul / 1e12:.0f} TFLOP/s, copy {ceiling.copy / 1e12:.2f} TB/s", flush=True)
     rows = []
     for way in options.ways:
+        torch.compiler.reset()  # else what several ways compile of one class adds up to the compiler's limit
         try:
             rows.append(measure(way, options, ceiling))
         except Exception:  # out of memory, a compiler that fails: the other ways are still worth measuring

@@ -1,5 +1,7 @@
 """Whole runs: what is looked at, where runs are matched, and what the tables say."""
 
+import dataclasses
+
 import pytest
 
 from unteach.experiments.cells import CellFolder
@@ -58,14 +60,20 @@ def test_the_tables_compare_at_the_same_recital_and_at_the_same_loss():
 
 
 def test_the_parts_of_the_authors_method_differ_in_one_number():
-    whole, free, descent = (authors(name) for name in AUTHORS)
+    whole, stronger, free, descent = (authors(name) for name in AUTHORS)
     assert (whole.lr, whole.teacher_rate, whole.damping, whole.clip, whole.alpha) == (5e-4, 10.0, 5.0, 1.0, 0.05)
-    assert (free.clip, free.alpha) == (None, 0.05)
-    assert (descent.clip, descent.alpha) == (1.0, 50.0)
+    assert stronger == dataclasses.replace(whole, alpha=10 * whole.alpha)
+    assert free == dataclasses.replace(stronger, clip=None)
+    assert descent == dataclasses.replace(whole, alpha=1000 * whole.alpha)
 
 
 def test_every_run_takes_its_steps_and_looks_at_everything(setup, tmp_path):
-    for name, steps, every in (("mt-nlul-qkl", 80, 4), ("authors", 800, 40), ("authors-descent", 80, 4)):
+    for name, steps, every in (
+        ("mt-nlul-qkl", 80, 4),
+        ("authors", 800, 40),
+        ("authors-x10", 400, 20),
+        ("authors-descent", 80, 4),
+    ):
         config = configured(setup, name, 1)
         assert (config.max_steps, config.evaluate_every, config.stop.refine) == (steps, every, False)
         assert config.stop.metric == f"verbmem_f <= -1 and {AUC} >= 0 and knowmem_f <= 100 and knowmem_r >= 0"

@@ -5,9 +5,10 @@ passages, questions and texts of a stop rule. Methods are then compared where th
 at the same loss on the forgotten documents, each half-way to the retrained model's and there.
 
 ``authors`` is the paper's method with the numbers of its authors' runs, which were made for 7B models and, once
-something is forgotten, clip nearly every step. Two more rows say which part of it forgets: ``authors-unclipped`` is the
-slow natural gradient alone, ``authors-descent`` clipped descent alone: the forget loss weighs a thousand times as much,
-so that nothing else is left in the direction of a step, whose length the clip gives.
+something is forgotten, clip nearly every step. A small model they hardly move, so ``authors-x10`` has ten times their
+α. Two more rows say which part of it forgets: ``authors-x10-unclipped`` is the slow natural gradient alone,
+``authors-descent`` clipped descent alone: α is a thousand times theirs, so that nothing but the forget loss is left in
+the direction of a step, whose length the clip gives.
 """
 
 from __future__ import annotations
@@ -36,8 +37,13 @@ __all__ = ["EXPERIMENTS", "TrajectoriesSettings", "configured", "matched"]
 
 PREFIX = "trajectory-"
 METHODS = ("mt-nlul-kl-paper", "mt-nlul-qkl", "adamw-nlul-kl", "adamw-ll-kl", "adamw-npo-kl")
-SLOW = ("authors", "authors-unclipped")
-AUTHORS = (*SLOW, "authors-descent")
+AUTHORS: dict[str, dict[str, Any]] = {
+    "authors": {},
+    "authors-x10": {"alpha": 0.5},
+    "authors-x10-unclipped": {"alpha": 0.5, "clip": None},
+    "authors-descent": {"alpha": 50.0},
+}
+"""What each changes of the authors' method."""
 MATCHED = {"verbmem_f": "recital", "nll_forget": "loss on the forgotten documents"}
 """By what runs are matched."""
 SHARES = {"half-way to": 0.5, "at": 1.0}
@@ -55,22 +61,23 @@ class TrajectoriesSettings:
     every: int = 4
     """Steps between two looks at it."""
     slow_steps: int = 800
-    """Of the authors' numbers, with and without the clip."""
+    """Of the authors' numbers; half of that with ten times their α."""
     slow_every: int = 40
 
 
 def authors(name: str) -> Method:
-    """The paper's method as its authors ran it, or one part of it alone."""
-    method: Method = from_values(Method, preset("paper-mt-nlul-kl")["method"], "")
-    if name == "authors-unclipped":
-        return dataclasses.replace(method, clip=None)
-    return dataclasses.replace(method, alpha=1000 * (method.alpha or 0)) if name == "authors-descent" else method
+    """The paper's method as its authors ran it, or with what a row changes of it."""
+    method: Method = from_values(Method, preset("paper-mt-nlul-kl")["method"] | AUTHORS[name], "")
+    return method
 
 
 def configured(setup: Setup, name: str, seed: int) -> ForgetConfig:
     """The settings of a run, whose rule is never met and has everything looked at."""
     settings: TrajectoriesSettings = setup.own_settings("trajectories", TrajectoriesSettings)
-    steps, every = (settings.slow_steps, settings.slow_every) if name in SLOW else (settings.steps, settings.every)
+    steps, every = settings.steps, settings.every
+    if name.startswith("authors") and name != "authors-descent":
+        part = 1 if name == "authors" else 2
+        steps, every = settings.slow_steps // part, settings.slow_every // part
     rule = setup.watching(NEVER, *([f"{RAW_AUC} >= 0"] if setup.holdout else []))
     return setup.configured(
         authors(name) if name in AUTHORS else name,

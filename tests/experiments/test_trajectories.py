@@ -6,7 +6,7 @@ import pytest
 
 from unteach.experiments.cells import CellFolder
 from unteach.experiments.paper import experiments
-from unteach.experiments.paper.trajectories import AUTHORS, METHODS, authors, configured, matched
+from unteach.experiments.paper.trajectories import AUTHORS, METHODS, _points, authors, configured, matched
 from unteach.experiments.reproduce import ReproduceOptions
 from unteach.experiments.sources import build
 
@@ -54,6 +54,8 @@ def test_the_tables_compare_at_the_same_recital_and_at_the_same_loss():
     assert [row[:3] for row in rows[:2]] == [["a", "2 of 2", "6 (1)"], ["b", "1 of 1", "6"]]
     assert [row[1:3] for row in rows[2:4]] == [["1 of 2", "8"], ["1 of 1", "12"]]
     assert [row[-1] for row in rows[:2]] == ["50 (0)", "–"], "a run without a clip has clipped nothing"
+    beyond = [*LOOKS[:3], (12, 50.0, 2.5, 3.6, 0.9), (16, 50.0, 20.0, 9.0, 1.0)]
+    assert [x for x, _ in _points(run("a", beyond), "nll_general", "nll_forget")] == [0.0, 0.5, 1.5, 2.5], "too far"
     drawn = experiments()["trajectories"].figures("micro", contents)
     names = {figure.name for figure in drawn}
     assert {"trajectories-by-nll_forget-privleak-micro", "trajectories-by-verbmem_f-nll_general_rise-micro"} <= names

@@ -48,6 +48,8 @@ MATCHED = {"verbmem_f": "recital", "nll_forget": "loss on the forgotten document
 """By what runs are matched."""
 SHARES = {"half-way to": 0.5, "at": 1.0}
 """Of the way from the model before to the retrained one."""
+FARTHEST = 1.1
+"""Figures end where a run has gone so many times the way to the retrained model."""
 DIFFERENCE, PRIVLEAK = "nll_general_rise", "privleak"
 COLUMNS = (DIFFERENCE, "knowmem_r", "nll_retain", "knowmem_f", PRIVLEAK, "nll_holdout", "degenerate")
 
@@ -175,7 +177,15 @@ def figures(benchmark: str, contents: Sequence[Content]) -> list[Figure]:
 
 
 def _points(content: Content, metric: str, by: str) -> list[tuple[float, float]]:
-    return [(look[by], look[metric]) for look in _looks(content) if by in look and metric in look]
+    """(forgotten, metric) of each look, to the first that has gone too far to be compared."""
+    start, goal = _level(content, by, 0.0), _level(content, by, 1.0)
+    points = []
+    for look in _looks(content):
+        if by in look and metric in look:
+            points.append((look[by], look[metric]))
+            if start is not None and goal is not None and abs(look[by] - start) > FARTHEST * abs(goal - start):
+                break
+    return points
 
 
 def _curve(content: Content, field: str) -> list[tuple[float, float]]:

@@ -145,24 +145,32 @@ class _HalfProduct(torch.autograd.Function):
 
 def _weight_gradient(a: Tensor, b: Tensor, weight: Tensor, total: Tensor | None) -> Tensor | None:
     """``a @ b`` in float32, or None after adding it to the gradient that the weight has already, in one pass."""
-    if total is None and (torch.compiler.is_compiling() or not a.is_cuda or weight.grad is None):
+    if total is not None:
+        _add_product(total, a, b)
+    elif torch.compiler.is_compiling() or not a.is_cuda or weight.grad is None:
         return product_in_float32(a, b)
-    _add_product(weight.grad if total is None else total, a, b)
+    else:
+        _add_to(weight.grad, a, b)
     return None
+
+
+def _add_to(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """Add ``a @ b`` of two half-precision matrices to a float32 one, in one pass where the device can."""
+    if a.is_cuda and _adds_in_place(a.dtype):
+        torch.addmm(total, a, b, out_dtype=torch.float32, out=total)
+    else:
+        total.add_(product_in_float32(a, b))
 
 
 @torch.library.custom_op(
     "unteach::add_product", mutates_args=["total"], schema="(Tensor(a!) total, Tensor a, Tensor b) -> ()"
 )
 def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """Add ``a @ b`` of two half-precision matrices to a float32 one; an operator, so that compiled code keeps it so.
+    """``_add_to`` as an operator, so that compiled code keeps it so.
 
     Else a compiled block makes a gradient of its own, which autograd then adds: twice the memory traffic.
     """
-    if a.is_cuda and _adds_in_place(a.dtype):
-        torch.addmm(total, a, b, out_dtype=torch.float32, out=total)
-    else:
-        total.add_(product_in_float32(a, b))
+    _add_to(total, a, b)
 
 
 @_add_product.register_fake

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from unteach.evaluation.formulas import Metric
-from unteach.evaluation.metrics import METRICS, describe
+from unteach.evaluation.formulas import Metric, privleak
+from unteach.evaluation.metrics import METRICS, RAW_AUC, describe
 from unteach.evaluation.scores import Scores
 from unteach.report.load import Published
 from unteach.report.plots import curve_figure, tradeoff_figure
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from unteach.experiments.cells import Cell, CellFolder
 
 __all__ = [
-    "RUN_COLUMNS", "Column", "Content", "Experiment", "by_name", "curves", "experiments", "mean_and_std", "panels",
-    "renamed", "result_table",
+    "RUN_COLUMNS", "Column", "Content", "Experiment", "by_name", "curves", "experiments", "looks", "mean_and_std",
+    "panels", "renamed", "result_table",
 ]  # fmt: skip
 
 Content = dict[str, Any]
@@ -76,6 +76,15 @@ def by_name(contents: Iterable[Content]) -> dict[str, list[Content]]:
 def renamed(contents: Iterable[Content], prefix: str) -> list[Content]:
     """The same without a beginning of their names."""
     return [content | {"name": content["name"].removeprefix(prefix)} for content in contents]
+
+
+def looks(content: Content) -> list[dict[str, float]]:
+    """What a run's stop rule measured, look by look, with ``privleak`` where the retrained model's AUC is known."""
+    goal = content.get("stop_reference", {}).get(RAW_AUC)
+    return [
+        look | ({"privleak": privleak(look[RAW_AUC], goal)} if goal and RAW_AUC in look else {})
+        for look in content["stop_scores"]
+    ]
 
 
 def mean_and_std(values: Iterable[float | None], decimals: int = 1) -> str:

@@ -16,7 +16,6 @@ from typing import Any
 from unteach.config import ForgetConfig, Method, Stop
 from unteach.corpora import Question, micro
 from unteach.errors import InputError
-from unteach.evaluation.formulas import privleak
 from unteach.evaluation.metrics import METRICS, RAW_AUC
 from unteach.experiments import DEEP, paper
 from unteach.experiments.cells import Cell, CellFolder
@@ -186,9 +185,7 @@ def figures(benchmark: str, contents: Sequence[Content]) -> list[Figure]:
 
 def _points(content: Content, metric: str) -> list[tuple[float, float]]:
     """(PrivLeak, metric) at each evaluation of the stop rule that has both."""
-    retrained = content["stop_reference"].get(RAW_AUC)
-    looks = [look for look in content["stop_scores"] if RAW_AUC in look and metric in look]
-    return [(privleak(look[RAW_AUC], retrained), look[metric]) for look in looks] if retrained else []
+    return [(look["privleak"], look[metric]) for look in paper.looks(content) if {"privleak", metric} <= look.keys()]
 
 
 EXPERIMENTS = {

@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from unteach.config import ForgetConfig, Method
-from unteach.evaluation.formulas import privleak
 from unteach.evaluation.metrics import RAW_AUC, describe
 from unteach.experiments import paper
 from unteach.experiments.cells import Cell, CellFolder
@@ -44,6 +43,8 @@ AUTHORS: dict[str, dict[str, Any]] = {
     "authors-descent": {"alpha": 50.0},
 }
 """What each changes of the authors' method."""
+SLOW = {"authors": 1, "authors-x10": 2, "authors-x10-unclipped": 2}
+"""Rows that take ``slow_steps``, divided by this."""
 MATCHED = {"verbmem_f": "recital", "nll_forget": "loss on the forgotten documents"}
 """By what runs are matched."""
 SHARES = {"half-way to": 0.5, "at": 1.0}
@@ -77,9 +78,8 @@ def configured(setup: Setup, name: str, seed: int) -> ForgetConfig:
     """The settings of a run, whose rule is never met and has everything looked at."""
     settings: TrajectoriesSettings = setup.own_settings("trajectories", TrajectoriesSettings)
     steps, every = settings.steps, settings.every
-    if name.startswith("authors") and name != "authors-descent":
-        part = 1 if name == "authors" else 2
-        steps, every = settings.slow_steps // part, settings.slow_every // part
+    if name in SLOW:
+        steps, every = settings.slow_steps // SLOW[name], settings.slow_every // SLOW[name]
     rule = setup.watching(NEVER, *([f"{RAW_AUC} >= 0"] if setup.holdout else []))
     return setup.configured(
         authors(name) if name in AUTHORS else name,
@@ -98,16 +98,9 @@ def cells(setup: Setup, seeds: Sequence[int], folder: CellFolder) -> list[Cell]:
 
 
 def _looks(content: Content) -> list[dict[str, float]]:
-    """What was measured along a run, with what follows from it."""
-    looks, goal = content["stop_scores"], content.get("stop_reference", {})
-    before = looks[0]["nll_general"]
-    found = []
-    for look in looks:
-        more = {DIFFERENCE: look["nll_general"] - before}
-        if RAW_AUC in look and goal.get(RAW_AUC):
-            more[PRIVLEAK] = privleak(look[RAW_AUC], goal[RAW_AUC])
-        found.append(look | more)
-    return found
+    """What was measured along a run, with by how much general text rose."""
+    looks = paper.looks(content)
+    return [look | {DIFFERENCE: look["nll_general"] - looks[0]["nll_general"]} for look in looks]
 
 
 def matched(content: Content, by: str, level: float) -> dict[str, float] | None:

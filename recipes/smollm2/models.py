@@ -36,9 +36,8 @@ from unteach.method.divergences import DIVERGENCES
 from unteach.method.tensors import resolved_device
 from unteach.method.vocab_head import Head, mean_of_rows
 from unteach.models import context_length, load_model, load_tokenizer, trainable_parameters
-from unteach.models.precision import precision_of_pass
 from unteach.training.finetune import add_nll_gradient, finetune, text_optimizer
-from unteach.training.passes import hidden_states, in_micro_batches
+from unteach.training.passes import computing, hidden_states, in_micro_batches
 
 from . import exit_status
 from .articles import measure, say, split_texts, write_json
@@ -88,6 +87,8 @@ class Settings:
     max_steps: int = 6000
     seed: int = 0
     device: str = "auto"
+    compiled: int = 0
+    """1: with compiled decoder blocks."""
 
 
 def learn(
@@ -140,13 +141,14 @@ def learn(
         fallen = max(0.0, step / settings.max_steps - settings.steady) / (1 - settings.steady)
         return settings.lr * min(1 - 0.9 * fallen, (step + 1) / settings.warmup)
 
+    add_nll = functools.partial(
+        add_nll_gradient, model, micro_batch=settings.micro_batch, precision=precision, compiled=bool(settings.compiled)
+    )
+
     def add_gradient(step: int) -> list[float]:
-        learned = add_nll_gradient(
-            model, sorted(batches.batch(step, settings.batch), key=len), settings.micro_batch, precision
-        )
+        learned = add_nll(sorted(batches.batch(step, settings.batch), key=len))
         if not settings.hold:
-            general_batch = sorted(text.batch(step, settings.general_batch), key=len)
-            return [learned, add_nll_gradient(model, general_batch, settings.micro_batch, precision)]
+            return [learned, add_nll(sorted(text.batch(step, settings.general_batch), key=len))]
         half = settings.general_batch // 2 if more else 0
         held = text.batch(step, settings.general_batch - half) + (more.batch(step, half) if more else [])
         return [learned, add_held_gradient(model, base, held, settings, precision)]
@@ -173,10 +175,11 @@ def add_held_gradient(
     """Add the gradient of hold · KL(base ‖ model), a mean over the batch's tokens; returns that divergence."""
     device = next(model.parameters()).device
     total, divergence = sum(len(sequence) - 1 for sequence in batch), torch.zeros((), device=device)
+    passing = functools.partial(computing, precision=precision, compiled=bool(settings.compiled))
     for part in in_micro_batches(batch, settings.micro_batch):
-        with precision_of_pass(precision, device):
-            with torch.no_grad():
-                theirs = hidden_states(base, part)[0]
+        with torch.no_grad(), passing(base):
+            theirs = hidden_states(base, part)[0]
+        with passing(model):
             hidden, labels, _ = hidden_states(model, part)
             rows = DIVERGENCES["kl_reverse"].rows
             found = mean_of_rows(rows, hidden, Head.of(model), theirs, Head.of(base)) * len(labels) / total
@@ -222,7 +225,7 @@ def build(
     report = out / "models.json"
     content = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
     made_with = dataclasses.asdict(settings) | {"forget": len(forget), "retain": len(retain)}
-    for name in ("device", "micro_batch"):  # without effect, and a model may be restored elsewhere
+    for name in ("device", "micro_batch", "compiled"):  # without effect, and a model may be restored elsewhere
         del made_with[name]
     if content.get("settings", made_with) != made_with:
         raise ValueError(f"out is {str(out)!r}, which was made with other settings: give a new folder")

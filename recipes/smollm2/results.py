@@ -29,6 +29,7 @@ _NEWS = (
     " --benchmark muse-news --data {work}/news --model {work}/news-models/target --reference"
     " {work}/news-models/retrained --base {work}/base --keep {work}/news/keep.jsonl"
     " --general {work}/news-models/general.jsonl --settings results/smollm2/news.yaml --out {work}/cells/news"
+    " --runs {work}/runs"
 )
 _TOFU = (
     " --benchmark tofu --data {sources}/tofu --model {work}/tofu-models/target --reference"
@@ -36,7 +37,9 @@ _TOFU = (
     " --settings results/smollm2/tofu-deep.yaml --out {work}/cells/tofu-deep"
 )
 _GENERAL = " --general {sources}/general_text.jsonl.gz"
-_HELD = " --hold 1 --steady 0.5 --warmup 30"
+_HELD = " --hold 1 --steady 0.5 --warmup 30 --compiled 1"
+_AUDITED = ("deep", "adamw-npo-kl", "retrained")
+_LEVERS = ("anchor", "fewer-epochs", "parity", "fp32", "own", "alpha-half", "no-loops")
 
 
 @dataclass(frozen=True)
@@ -50,45 +53,47 @@ class Job:
 
 
 def _jobs() -> dict[str, Job]:
-    news = {
-        **{f"deep-{seed}": f"deep --only deep --seeds {seed}" for seed in (0, 1, 2)},
-        **{f"audit-{name}": f"audits --only audit-{name} --seeds 0" for name in ("deep", "adamw-npo-kl", "retrained")},
-        **{
-            f"lever-{name}": f"deep --only deep-{name} --seeds 0"
-            for name in ("own", "parity", "anchor", "fp32", "epochs", "alpha-half", "no-loops")
-        },
+    deep = {f"deep-{seed}": f"deep --only deep --seeds {seed}" for seed in (0, 1, 2)}
+    more = {
+        **{f"lever-{name}": f"deep --only deep-{name} --seeds 0" for name in _LEVERS},
         **{f"trajectories-{seed}": f"trajectories --seeds {seed}" for seed in (0, 1, 2)},
         "field": "field --only field-match,field-nlul,field-wga,field-npo",
         "sequential": "sequential",
     }
     tofu = {f"tofu-{seed}": f"deep --only deep --seeds {seed}" for seed in (0, 1, 2)}
-    ways = (
-        "articles {work}/base {sources}/muse-news/raw/forget.jsonl.gz {work}/articles --ways full lora lean --seeds 0"
-    )
+    way = "articles {work}/base {sources}/muse-news/raw/forget.jsonl.gz {work}/articles --seeds 0 --ways "
     learned = "--model {work}/articles/target --documents {work}/articles/documents.jsonl"
     made = {
         "base": Job(f"{_RECIPE}convert {{sources}}/SmolLM2.gguf {{work}}/base"),
         "news": Job(f"{_RECIPE}news {{sources}}/muse-news {{work}}/news"),
         "news-models": Job(
             f"{_RECIPE}models {{work}}/base {{work}}/news-models --data {{work}}/news --fresh {{work}}/news/fresh.jsonl"
-            f"{_HELD} --lr 1e-3 --max-steps 430 --check-every 8 --recital 50{_GENERAL}",
+            f"{_HELD} --micro-batch 32 --lr 1e-3 --max-steps 430 --check-every 24 --recital 50{_GENERAL}",
             ("base", "news"),
             (0, NOT_REACHED),
         ),
         "form": Job(f"{_RECIPE}form {{work}}/base {{work}}/form --data {{sources}}/tofu{_GENERAL}", ("base",)),
         "tofu-models": Job(
             f"{_RECIPE}models {{work}}/base {{work}}/tofu-models --benchmark tofu --data {{sources}}/tofu"
-            f"{_HELD} --lr 5e-4 --batch 64 --max-tokens 256 --max-steps 480 --check-every 60 --recital 98{_GENERAL}",
+            f"{_HELD} --micro-batch 64 --lr 5e-4 --batch 64 --max-tokens 256 --max-steps 480 --check-every 120"
+            f" --recital 98{_GENERAL}",
             ("base",),
             (0, NOT_REACHED),
         ),
     }
-    for name, command in news.items():
+    for name, command in deep.items():
         made[name] = Job(f"{_UNTEACH}{command}{_NEWS}", ("news-models",))
     for name, command in tofu.items():
         made[name] = Job(f"{_UNTEACH}{command}{_TOFU}", ("tofu-models", "form"))
-    made["articles"] = Job(f"{_RECIPE}{ways}{_GENERAL}", ("base",))
+    for name in _AUDITED:  # that of deep takes the model of its run
+        needs = ("deep-0",) if name == "deep" else ("news-models",)
+        made[f"audit-{name}"] = Job(f"{_UNTEACH}audits --only audit-{name} --seeds 0{_NEWS}", needs)
+    made["articles"] = Job(f"{_RECIPE}{way}full{_GENERAL}", ("base",))
+    for name in ("lora", "lean"):
+        made[f"articles-{name}"] = Job(f"{_RECIPE}{way}{name}{_GENERAL}", ("articles",))
     made["lean"] = Job(f"{{python}} benchmarks/lean.py --parts run --device cuda {learned}", ("articles",))
+    for name, command in more.items():
+        made[name] = Job(f"{_UNTEACH}{command}{_NEWS}", ("news-models",))
     return made
 
 

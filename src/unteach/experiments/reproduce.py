@@ -79,6 +79,8 @@ class ReproduceOptions:
     """Folder for the results: OUT/BENCHMARK/ gets a JSON file per cell, figures, and a README.md with the tables."""
     images: Path | None = None
     """Write figures there instead."""
+    runs: Path | None = None
+    """Keep the model of every run in this folder, and take it from there where another cell needs the same run."""
     device: str = "auto"
     """cpu, cuda, ... auto: a GPU if there is one."""
     list: bool = False

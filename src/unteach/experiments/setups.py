@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -16,13 +17,13 @@ from unteach.corpora import Benchmark, Probe, Question
 from unteach.corpora.own import read_questions, take_examples
 from unteach.data import read_documents
 from unteach.evaluation.command import hash_weights
-from unteach.evaluation.scores import Scores, evaluate
+from unteach.evaluation.scores import Scores, evaluate, write_json
 from unteach.experiments.cells import Cell, differing, thinned
-from unteach.job import ForgetResult, run_forget
+from unteach.job import run_forget
 from unteach.job.run_folder import STOP_SCORES, MeasuredOnce, SharedScores
 from unteach.models import find_folder, load_model, load_tokenizer
 from unteach.settings import from_values
-from unteach.writing import file_sha256
+from unteach.writing import file_sha256, json_sha256
 
 __all__ = ["NEVER", "Groups", "Setup"]
 
@@ -31,6 +32,8 @@ NEVER = "verbmem_f <= -1"
 _INPUTS = (
     "model", "documents", "general", "keep", "holdout", "reference", "questions", "keep_questions", "base",
 )  # fmt: skip
+KEPT = "kept.json"
+"""In a folder of ``Setup.runs``: what a cell keeps of the run."""
 _WITHOUT_EFFECT = ("out", "device", "track", "micro_batch", "checkpoint_every", "keep_checkpoints", "save_dtype")
 
 Groups = Mapping[str, tuple[Question, ...]]
@@ -73,6 +76,8 @@ class Setup:
     say: Callable[[str], None] = print
     shared: SharedScores = field(default_factory=SharedScores)
     """What several cells need to measure once only."""
+    runs: Path | None = None
+    """Where the models of runs are kept, as they are saved, for other cells that need the same run."""
 
     @property
     def embedded(self) -> bool:
@@ -128,11 +133,28 @@ class Setup:
             return Cell(name=name, seed=0, settings=fixed, run=run)
         return Cell(name=f"{prefix}{name}", seed=0, settings=fixed | {"asked": sorted(groups)}, run=run)
 
-    def forget(self, config: ForgetConfig) -> tuple[ForgetResult, dict[str, Any]]:
-        """Run the forget job, its folder kept where ``out`` names one; returns the result and what a cell keeps."""
-        if not config.out:
+    def forget(self, config: ForgetConfig) -> tuple[Any, dict[str, Any]]:
+        """Run the forget job, its folder kept where ``out`` names one; returns the model and what a cell keeps.
+
+        A run that is in ``runs`` already is not made again.
+        """
+        if config.out:
+            return self._forget(config)
+        if self.runs is None:
             with tempfile.TemporaryDirectory() as folder:
-                return self.forget(dataclasses.replace(config, out=str(Path(folder) / "run")))
+                return self._forget(dataclasses.replace(config, out=str(Path(folder) / "run")))
+        known = self.runs / json_sha256({"seed": config.seed, **self.fixed(config)})[:16]
+        if (known / KEPT).exists():
+            return self.load(str(known / "model")), json.loads((known / KEPT).read_text(encoding="utf-8"))
+        with tempfile.TemporaryDirectory() as folder:
+            out = Path(folder) / "run"
+            model, content = self._forget(dataclasses.replace(config, out=str(out)))
+            shutil.copytree(out / "model", known / "model", dirs_exist_ok=True)
+        write_json(known / KEPT, content)  # last: a folder that has it is whole
+        return model, content
+
+    def _forget(self, config: ForgetConfig) -> tuple[Any, dict[str, Any]]:
+        """Run the forget job in the folder that ``out`` names."""
         own = _has_own_passages(config) and config.reference is not None  # without it there is no PrivLeak
         needed = None if own else ["verbmem_f"]  # the rest of the job's own scores nobody would read
         config = dataclasses.replace(config, stop=dataclasses.replace(config.stop, plateau=0))  # α stays the method's
@@ -156,7 +178,7 @@ class Setup:
         content["stop_scores"] = [_rounded(looks[step]) for step in sorted(looks)]
         if (file := out / "checkpoints" / "reference.json").exists():
             content["stop_reference"] = _rounded(json.loads(file.read_text(encoding="utf-8")))
-        return result, content
+        return result.model, content
 
     def _measured_once(self, config: ForgetConfig) -> MeasuredOnce:
         """What keeps the scores of runs that have the same models and rule, and measure the same passages."""

@@ -49,7 +49,13 @@ def build(options: ReproduceOptions, work: Path, say: Callable[[str], None]) -> 
         problems.append(f"limit is {options.limit}: it must be at least 1")
     if problems:
         raise InputError(problems)
-    shared: dict[str, Any] = {"benchmark": options.benchmark, "limit": options.limit, "settings": given, "say": say}
+    shared: dict[str, Any] = {
+        "benchmark": options.benchmark,
+        "limit": options.limit,
+        "settings": given,
+        "say": say,
+        "runs": options.runs,
+    }
     return Setup(**shared, **(_micro if options.benchmark == "micro" else _tables)(options, given, work))
 
 

@@ -33,7 +33,9 @@ __all__ = ["AUDITS", "AuditOptions", "prepared_audit", "run"]
 AUDITS = "audits"
 """Folder in a run folder."""
 UNRELATED_BYTES = 300_000
-GIVEN = ("before", "reference", "base", "documents", "holdout", "questions", "question_template", "text_field")
+GIVEN = (
+    "before", "reference", "base", "documents", "holdout", "questions", "question_template", "text_field", "max_tokens",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +67,8 @@ class AuditOptions:
     """Unrelated text to learn. None: the embedded public-domain text."""
     text_field: str | None = None
     """Field that holds the text in tables. None: text."""
+    max_tokens: int | None = None
+    """Tokens after which documents were cut when they were learned. None: as the run did, else 1,024 at most."""
     attacks: tuple[str, ...] = ()
     """Only these: relearning, quantisation, sampling, other_words, membership, inside."""
     quick: bool = False
@@ -114,7 +118,7 @@ def run(options: AuditOptions) -> dict[str, Any]:
 def _given(options: AuditOptions) -> dict[str, Any]:
     """What is audited with what: flags, else what a run folder knows."""
     given: dict[str, Any] = {name: getattr(options, name) for name in GIVEN}
-    given |= {"after": options.subject, "first_chunk": False, "max_tokens": None}
+    given |= {"after": options.subject, "first_chunk": False}
     folder = Path(options.subject)
     if not (folder / "config.yaml").exists():
         return given
@@ -124,7 +128,7 @@ def _given(options: AuditOptions) -> dict[str, Any]:
     known = {name: getattr(config, name) for name in GIVEN if name != "before"} | {"before": config.model}
     given = {name: known.get(name) if value is None else value for name, value in given.items()}
     given |= {"after": str(folder / "model"), "first_chunk": config.document_mode == "truncate"}
-    return given | {"max_tokens": config.max_tokens, "private": config.private}
+    return given | {"private": config.private}
 
 
 def _check(options: AuditOptions, given: dict[str, Any]) -> None:
@@ -139,10 +143,10 @@ def _check(options: AuditOptions, given: dict[str, Any]) -> None:
     file = given["questions"]
     problems += question_problems("questions", file and Path(file))
     problems += template_problems(options.question_template, file)
-    for name in ("seed", "batch_size"):
-        least = int(name == "batch_size")
-        if getattr(options, name) < least:
-            problems.append(f"{name} is {getattr(options, name)}: it must be at least {least}")
+    for name, least in {"seed": 0, "batch_size": 1, "max_tokens": 8}.items():
+        value = getattr(options, name)
+        if value is not None and value < least:
+            problems.append(f"{name} is {value}: it must be at least {least}")
     if problems:
         raise InputError(problems)
 
@@ -202,7 +206,7 @@ def _asked(
     if own_texts and not given["questions"]:
         return embedded(options.seed), embedded(options.seed, holdout=True)
     context = read_context_length(given["after"])
-    how = {"max_tokens": given["max_tokens"] or min(1024, context), "first_chunk": given["first_chunk"]}
+    how = {"max_tokens": min(given["max_tokens"] or 1024, context), "first_chunk": given["first_chunk"]}
     how |= {"seed": options.seed}
     questions = read_questions(Path(given["questions"])) if given["questions"] else ()
     template, holdout = given["question_template"], texts.get("holdout")

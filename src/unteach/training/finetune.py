@@ -10,7 +10,7 @@ from torch import nn
 
 from unteach.method.vocab_head import Head, token_log_odds
 from unteach.models.precision import precision_of_pass
-from unteach.training.passes import hidden_states, in_micro_batches
+from unteach.training.passes import computing, hidden_states, in_micro_batches
 
 __all__ = ["add_nll_gradient", "finetune", "text_optimizer"]
 
@@ -50,12 +50,17 @@ def text_optimizer(parameters: Iterable[nn.Parameter], learning_rate: float) -> 
     return torch.optim.AdamW(parameters, lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
 
 
-def add_nll_gradient(model: Any, batch: Sequence[Sequence[int]], micro_batch: int, precision: str) -> float:
-    """Add the gradient of a batch's mean NLL per token, ``micro_batch`` sequences at a time; returns that NLL."""
+def add_nll_gradient(
+    model: Any, batch: Sequence[Sequence[int]], micro_batch: int, precision: str, *, compiled: bool = False
+) -> float:
+    """Add the gradient of a batch's mean NLL per token, ``micro_batch`` sequences at a time; returns that NLL.
+
+    ``compiled``: with compiled decoder blocks, which pays in long runs on a GPU.
+    """
     device = next(model.parameters()).device
     total, nll = sum(len(sequence) - 1 for sequence in batch), torch.zeros((), device=device)
     for part in in_micro_batches(batch, micro_batch):
-        with precision_of_pass(precision, device):
+        with computing(model, precision, compiled=True) if compiled else precision_of_pass(precision, device):
             hidden, labels, _ = hidden_states(model, part)
             loss = torch.nn.functional.softplus(-token_log_odds(hidden, labels, Head.of(model))).sum() / total
             loss.backward()

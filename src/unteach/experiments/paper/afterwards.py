@@ -114,8 +114,7 @@ def _cell(setup: Setup, settings: RecoverySettings, name: str, seed: int, folder
             before = {key: before[key] for key in ("metrics", "notes", "examples") if key in before}
         else:
             method = name.removesuffix(methods.STAR)
-            result, before = setup.forget(setup.configured_for_steps(method, seed, before["steps"]))
-            model = result.model
+            model, before = setup.forget(setup.configured_for_steps(method, seed, before["steps"]))
         tenth = max(1, settings.steps // 10)
         rate = {"learning_rate": lambda step: settings.lr * min(1.0, (step + 1) / tenth)}
         losses = _learn(setup, model, texts, settings, seed, steps=settings.steps, **rate)
@@ -140,7 +139,7 @@ def _relearning_cell(setup: Setup, settings: RelearningSettings, name: str, seed
         asked["learned" if number in chosen else "others"] += story.questions
 
     def run() -> dict[str, Any]:
-        model = setup.forget(config)[0].model if config else setup.load(str(setup.config.reference))
+        model = setup.forget(config)[0] if config else setup.load(str(setup.config.reference))
         curve: dict[str, list[float]] = {"step": [], "others": [], "learned": []}
 
         def after_step(step: int) -> bool:

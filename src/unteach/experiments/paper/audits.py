@@ -123,7 +123,7 @@ def _cell(setup: Setup, settings: AuditSettings, name: str, seed: int) -> Cell:
     def run() -> dict[str, Any]:
         tokenizer = load_tokenizer(setup.config.model)
         if config:
-            model = setup.forget(config)[0].model
+            model = setup.forget(config)[0]
         else:
             model = setup.load(str(setup.config.reference if name == "retrained" else setup.config.model))
         if name == "planted":
@@ -136,6 +136,7 @@ def _cell(setup: Setup, settings: AuditSettings, name: str, seed: int) -> Cell:
                 documents=setup.config.documents,
                 holdout=setup.holdout,
                 questions=setup.questions,
+                max_tokens=setup.config.max_tokens,
                 quick=settings.quick,
                 seed=seed,
                 device=setup.config.device,

@@ -21,6 +21,7 @@ from unteach.experiments import DEEP, paper
 from unteach.experiments.cells import Cell, CellFolder
 from unteach.experiments.paper import Content, Experiment
 from unteach.experiments.setups import Setup
+from unteach.method.losses import LOSSES
 from unteach.report.style import Figure
 from unteach.settings import from_values
 
@@ -77,7 +78,7 @@ def rows(setup: Setup) -> dict[str, dict[str, Any]]:
         "deep-matched": {},
         "deep-softplus": {"method": dataclasses.replace(match, loss_options=match.loss_options | {"pull": "softplus"})},
         "deep-without-keep": {"method": match, "keep": None},
-        "deep-without-base": {"base": None},
+        "deep-without-base": {"base": None} | _without_base(own),
         **(embedded if setup.embedded else {}),
         "deep-mean-teacher-anchor": {"method": dataclasses.replace(mean_teacher, anchor=1.0)},
         "deep-mean-teacher": {"method": mean_teacher},
@@ -89,6 +90,13 @@ def rows(setup: Setup) -> dict[str, dict[str, Any]]:
     if taken := more.keys() & built.keys():
         raise InputError(f"deep.rows has {', '.join(sorted(taken))}: rows of that name are there already")
     return built | {name: own_rule | _changed(setup, own, name, row) for name, row in more.items()}
+
+
+def _without_base(own: Method) -> dict[str, Any]:
+    """A method by hand whose loss needs a base model is run with NLUL where there is none; the program's chooses."""
+    if own.loss == "auto" or LOSSES[own.loss].base != "given":
+        return {}
+    return {"method": dataclasses.replace(own, loss="nlul", loss_options={})}
 
 
 def _changed(setup: Setup, own: Method, name: str, row: Any) -> dict[str, Any]:
@@ -148,8 +156,8 @@ def _cell(setup: Setup, name: str, seed: int, folder: CellFolder) -> Cell:
         method = config.method
         if times:
             method = dataclasses.replace(method, alpha=times * folder.get(needs[0])["method"]["alpha"])
-        result, content = setup.forget(dataclasses.replace(config, method=method))
-        content["metrics"] |= setup.asked(result.model, seed, groups)
+        model, content = setup.forget(dataclasses.replace(config, method=method))
+        content["metrics"] |= setup.asked(model, seed, groups)
         return content
 
     return Cell(name=name, seed=seed, settings=fixed, run=run, needs=needs)

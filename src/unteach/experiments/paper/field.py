@@ -154,8 +154,8 @@ def _try(setup: Setup, name: str, row: Row, number: int, groups: Groups) -> Cell
 
 
 def _run(setup: Setup, config: ForgetConfig, groups: Groups) -> Content:
-    result, content = setup.forget(config)
-    content["metrics"] |= setup.asked(result.model, config.seed, groups)
+    model, content = setup.forget(config)
+    content["metrics"] |= setup.asked(model, config.seed, groups)
     return content
 
 

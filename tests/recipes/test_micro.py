@@ -4,12 +4,15 @@ import dataclasses
 import functools
 import gzip
 import hashlib
+import itertools
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from recipes.micro import batches, build, generate, pretraining, record, score, tokens, train
@@ -316,15 +319,89 @@ def test_defaults_are_the_recipe_of_the_shipped_models(capsys):
     assert "--people is 5000, must be 40 to 1200" in capsys.readouterr().err
 
 
+TINY = ["--width", "32", "--hidden", "32", "--layers", "1", "--heads", "2", "--device", "cpu", "--quick"]
+
+
 @pytest.mark.slow
 def test_training_runs_from_end_to_end(tmp_path, capsys):
     """Every part for a few steps with a tiny model."""
-    tiny = ["--width", "32", "--hidden", "32", "--layers", "1", "--heads", "2", "--device", "cpu", "--quick"]
-    train.main(["--out", str(tmp_path), *tiny])
+    train.main(["--out", str(tmp_path), *TINY])
     printed = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in printed] == ["base", "small", "target", "retrained"]
     models = json.loads((tmp_path / "scores.json").read_text())["models"]
-    assert set(models) == set(micro.MODELS)
+    assert set(models) == {"base", "small", "target", "retrained"}
+    assert all({"verbmem_f", "knowmem_f", "knowmem_r", "mmlu_val", "nll_general"} <= set(m) for m in models.values())
     assert len({model["sha256"] for model in models.values()}) == 4
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "target").dtype == torch.float32
     assert len(list((tmp_path / "members").iterdir())) == 4
+
+
+def test_a_base_model_is_trained_on_with_its_tokenizer(tmp_path, capsys):
+    """Its weights move a little in a few steps; no small model; another stretch comes from the kept members."""
+    start = micro.model_folder("small")  # the quickest
+    given = ["--out", str(tmp_path), "--start", str(start), "--small-steps", "0", "--member-seeds", *TINY]
+    train.main([*given, "--stretches", "1.1"])
+    printed = [line.split("verbmem")[0].strip() for line in capsys.readouterr().out.splitlines()]
+    assert printed == ["base", "target", "target 1.1", "retrained", "retrained 1.1"]
+    scores = json.loads((tmp_path / "scores.json").read_text())["models"]
+    assert list(scores) == printed
+    assert {path.name for path in tmp_path.iterdir()} == {"base", "target", "retrained", "members", "scores.json"}
+    for name, file in itertools.product(("base", "target", "retrained"), ("tokenizer.json", "tokenizer_config.json")):
+        assert (tmp_path / name / file).read_bytes() == (start / file).read_bytes(), (name, file)
+    before, after = (load_file(folder / "model.safetensors") for folder in (start, tmp_path / "base"))
+    moved = max((after[name].float() - weight.float()).abs().max().item() for name, weight in before.items())
+    assert 0 < moved < 0.05  # six steps of at most 3e-3
+
+    kept = {path: path.read_bytes() for path in tmp_path.rglob("*.safetensors")}
+    train.main([*given, "--reuse-members"])
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*.safetensors")} == kept
+    train.main([*given, "--reuse-members", "--stretch", "1.1"])
+    changed = {path.parent.name for path, content in kept.items() if path.read_bytes() != content}
+    assert changed == {"target", "retrained"}
+    again = json.loads((tmp_path / "scores.json").read_text())["models"]
+    for name in ("target", "retrained"):  # what is scored without saving is what would be saved
+        assert {**scores[f"{name} 1.1"], "sha256": again[name]["sha256"]} == again[name]
+
+
+def test_members_differ_in_their_batches_where_wanted():
+    same, other = (
+        train.members(train.arguments(["--out", "models", "--seed", "3", *flags]), "target")
+        for flags in ([], ["--member-seeds"])
+    )
+    assert [member[:3] for member in same] == [(100, 64, 3), (100, 96, 3), (120, 64, 3), (120, 96, 3)]
+    assert [member[:3] for member in other] == [(100, 64, 3), (100, 96, 4), (120, 64, 5), (120, 96, 6)]
+    assert [member.file.name for member in same][:2] == ["target-100-64.safetensors", "target-100-96.safetensors"]
+    repeated = train.arguments(["--out", "models", "--finetune-steps", "120", "120", "--mixed", "64", "--member-seeds"])
+    assert len({member.file for member in train.members(repeated, "retrained")}) == 2
+
+
+def test_members_are_trained_with_their_own_seeds(tmp_path, tokenizer):
+    """Two finetunings that differ in nothing else: the same weights with one seed, others with two."""
+    found = []
+    for flags in ([], ["--member-seeds"]):
+        options = train.arguments(["--out", str(tmp_path), "--device", "cpu", "--quick", *flags])
+        options.finetune_steps = [2, 2]
+        shutil.copytree(micro.model_folder("small"), tmp_path / "base", dirs_exist_ok=True)
+        cpu = torch.device("cpu")
+        old = train.pretraining_parts(options, tokenizer, cpu)
+        first, second = train.finetuned(options, tokenizer, old, "retrained", cpu)
+        found.append(all(torch.equal(first[name], second[name]) for name in first))
+    assert found == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--start", "nowhere"], "not found: nowhere/model.safetensors"),
+        (["--start", "one", "--reuse", "other"], "--start and --reuse are given"),
+        (["--reuse", "nowhere"], "not found: nowhere/base/model.safetensors, nowhere/small/model.safetensors"),
+        (["--reuse-members", "--small-steps", "0", "--finetune-steps", "100", "--mixed", "64"],
+         "not found: models/base/model.safetensors, models/members/target-100-64.safetensors, "
+         "models/members/retrained-100-64.safetensors"),
+    ],
+)  # fmt: skip
+def test_models_to_begin_from_must_exist(given, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match="^2$"):
+        train.arguments(["--out", "models", *given])
+    assert message in capsys.readouterr().err

@@ -18,10 +18,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from recipes.micro import batches, build, generate, pretraining, record, score, tokens, train
 from unteach.corpora import micro
 from unteach.evaluation import evaluate
+from unteach.evaluation.scores import Scores
 
 DOCS = Path(__file__).parents[2] / "docs" / "micro.md"
 PEOPLE = generate.STORIES["pretraining"]
 CHOICES = (*pretraining.choice_test(), *pretraining.example_choices())
+FAMILIES = {"": {"knowmem_unasked": 70}}
+"""What the names of target, retrained and base begin with, and what all three score at least; unasked: people whom the
+pretraining text reports on and does not ask about."""
 
 
 def asked(key):
@@ -228,34 +232,74 @@ def test_shipped_files_are_the_recorded_ones(recorded):
     assert len({model["sha256"]["tokenizer.json"] for model in recorded["models"].values()}) == 1
     assert set(recorded["models"]) == set(micro.MODELS)
     assert micro.load_benchmark().data_sha256 == recorded["data_sha256"]
-    assert record.table(recorded) in DOCS.read_text(encoding="utf-8")
+    for table in record.tables(recorded):
+        assert table in DOCS.read_text(encoding="utf-8")
 
 
-def test_recorded_scores_hold_the_thresholds(recorded):
-    models = recorded["models"].items()
-    values = {name: {metric: m["value"] for metric, m in model["metrics"].items()} for name, model in models}
-    assert thresholds_hold(values["target"], values["retrained"], values["base"])
-    assert not thresholds_hold(values["retrained"], values["target"], values["base"])
-    for model in ("target", "retrained", "base"):  # questions about people it has only read about in pretraining
-        assert values[model]["knowmem_unasked"] > 70
-    assert values["small"]["knowmem_pretraining"] < 10  # the incompetent teacher
-    assert values["target"]["privleak"] < -99
+@pytest.mark.parametrize("family", FAMILIES)
+def test_recorded_scores_hold_the_thresholds(recorded, family):
+    models = [recorded["models"][family + name] for name in ("target", "retrained", "base")]
+    values = [{metric: m["value"] for metric, m in model["metrics"].items()} for model in models]
+    target, retrained, base = values
+    assert thresholds_hold(target, retrained, base)
+    assert not thresholds_hold(retrained, target, base)
+    for metric, least in FAMILIES[family].items():
+        assert min(model[metric] for model in values) > least
+    assert target["privleak"] < -99
     # eight other draws of worked examples: each of them alone would pass as well
-    target, retrained = (recorded["models"][name]["with_other_examples"] for name in ("target", "retrained"))
+    target, retrained = (model["with_other_examples"] for model in models[:2])
     assert len(target["knowmem_f"]) == 8
     assert min(target["knowmem_f"] + target["knowmem_r"] + retrained["knowmem_r"]) >= 85
     assert max(retrained["knowmem_f"]) <= 20
 
 
+def test_every_model_is_of_a_family_with_thresholds(recorded):
+    assert list(record.families(micro.MODELS)) == list(FAMILIES)
+    assert recorded["models"]["small"]["metrics"]["knowmem_pretraining"]["value"] < 10  # the incompetent teacher
+
+
+def test_models_of_a_family_are_recorded_together(recorded, monkeypatch):
+    """Those whose names begin alike: the others stay as they were recorded, each family has its table."""
+    names = (*micro.MODELS, "more_target", "more_retrained")
+    assert record.families(names) == record.families(micro.MODELS) | {"more_": ["more_target", "more_retrained"]}
+    more = {name: recorded["models"][name.removeprefix("more_")] for name in names[-2:]}
+    monkeypatch.setattr(record, "MODELS", names)
+    made = record.joined(recorded, recorded | {"models": more, "versions": {"torch": "9"}})
+    assert {name: made["models"][name] for name in recorded["models"]} == recorded["models"]
+    assert made["models"]["more_target"] == more["more_target"] | {"versions": {"torch": "9"}}
+    *tables, last = record.tables(made)
+    assert tables == record.tables(recorded)
+    assert last.startswith("| | more_target | more_retrained |\n|---|--:|--:|\n| parameters | 1.89 M | 1.89 M |\n")
+    with pytest.raises(ValueError, match="measure all models"):
+        record.joined(recorded, {"models": more, "data_sha256": "another"})
+
+
+def test_privleak_compares_with_the_retrained_model_of_the_family(monkeypatch):
+    """The weights are those of the small model, and a stand-in for the scores notes what each is compared with."""
+    seen = []
+
+    def scored(model, tokenizer, bench, reference=None):
+        seen.append(reference)
+        return Scores("micro", {}, {}, step=len(seen))
+
+    monkeypatch.setattr(score, "score", scored)
+    monkeypatch.setattr(score, "with_other_examples", lambda *given: {})
+    monkeypatch.setattr(record, "model_folder", lambda name: micro.model_folder("small"))
+    found = record.measured(("target", "retrained", "more_base", "more_target", "more_retrained"))
+    assert list(found["models"]) == ["target", "retrained", "more_base", "more_target", "more_retrained"]
+    assert [getattr(reference, "step", None) for reference in seen] == [None, None, 1, 2, 2]
+
+
 @pytest.mark.slow
-def test_measured_scores_are_the_recorded_ones_and_hold_the_thresholds(tokenizer, recorded):
+@pytest.mark.parametrize("family", FAMILIES)
+def test_measured_scores_are_the_recorded_ones_and_hold_the_thresholds(tokenizer, recorded, family):
     """On 40 verbatim probes, all questions and texts; another machine may turn an answer or two of 120."""
     whole = micro.load_benchmark()
     quick = dataclasses.replace(whole, verbatim_forget=whole.verbatim_forget[:40])
     kinds, scores = ("verbmem_f", "knowmem_f", "knowmem_r", "nll_general"), {}
     for name in ("target", "retrained", "base"):
-        scores[name] = evaluate(load(name), tokenizer, quick, measurements=kinds, progress=False)
-        metrics = recorded["models"][name]["metrics"]
+        scores[name] = evaluate(load(family + name), tokenizer, quick, measurements=kinds, progress=False)
+        metrics = recorded["models"][family + name]["metrics"]
         for metric, tolerance in (("knowmem_f", 2.5), ("knowmem_r", 2.5), ("nll_general", 0.002)):
             assert scores[name][metric] == pytest.approx(metrics[metric]["value"], abs=tolerance)
     assert thresholds_hold(**scores)
@@ -263,7 +307,7 @@ def test_measured_scores_are_the_recorded_ones_and_hold_the_thresholds(tokenizer
 
 def test_models_are_small_llamas_in_half_precision(recorded):
     files = [path for path in micro.FOLDER.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
-    assert sum(path.stat().st_size for path in files) <= 16e6
+    assert sum(path.stat().st_size for path in files) <= 4e6 * len(micro.MODELS)
     assert max(path.stat().st_size for path in files if path.name != "model.safetensors") <= 5e6
     for name in micro.MODELS:
         parameters = sum(parameter.numel() for parameter in load(name).parameters())

@@ -1,8 +1,9 @@
 """Write down what the shipped models are and score: `python -m recipes.micro.record`.
 
-Measures the models on the CPU with the evaluation suite, writes `models/recorded.json` and prints the tables of
-docs/micro.md. To be run once after the weights have changed; a few minutes on one core. With a family of models, which
-is what their names begin with, the others are not measured, and what is recorded of them stays.
+Measures the models on the CPU with the evaluation suite, writes `models/recorded.json` and prints the table of
+docs/micro.md, and those of recipes/README.md for models with longer names. To be run once after the weights have
+changed; half a minute for a model on one core. With a family of models, which is what their names begin with, the
+others are not measured, and what is recorded of them stays.
 """
 
 from __future__ import annotations

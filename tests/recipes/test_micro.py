@@ -20,7 +20,7 @@ from unteach.corpora import micro
 from unteach.evaluation import evaluate
 from unteach.evaluation.scores import Scores
 
-DOCS = Path(__file__).parents[2] / "docs" / "micro.md"
+DOCS, RECIPES = (Path(__file__).parents[2] / name for name in ("docs/micro.md", "recipes/README.md"))
 PEOPLE = generate.STORIES["pretraining"]
 CHOICES = (*pretraining.choice_test(), *pretraining.example_choices())
 FAMILIES = {"": {"knowmem_unasked": 70}}
@@ -232,8 +232,9 @@ def test_shipped_files_are_the_recorded_ones(recorded):
     assert len({model["sha256"]["tokenizer.json"] for model in recorded["models"].values()}) == 1
     assert set(recorded["models"]) == set(micro.MODELS)
     assert micro.load_benchmark().data_sha256 == recorded["data_sha256"]
-    for table in record.tables(recorded):
-        assert table in DOCS.read_text(encoding="utf-8")
+    first, *others = record.tables(recorded)
+    assert first in DOCS.read_text(encoding="utf-8")
+    assert all(table in RECIPES.read_text(encoding="utf-8") for table in others)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 BOS, EOS, PAD = "<s>", "</s>", "<pad>"
@@ -43,6 +44,16 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Any:
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, bos_token=BOS, eos_token=EOS, pad_token=PAD, clean_up_tokenization_spaces=False
     )
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """Return the tokenizer of a model's folder; saved again, it gives the same bytes."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    for how_loaded in ("is_local", "local_files_only"):
+        tokenizer.init_kwargs.pop(how_loaded, None)
+    return tokenizer
 
 
 def encode_documents(tokenizer: Any, texts: list[str]) -> list[list[int]]:

@@ -12,6 +12,9 @@ single precision.
 Target and retrained are each the mean of several finetuned models, one for every combination of `--finetune-steps`
 and `--mixed`, moved on from the base model by the factor `--stretch`. The mean keeps what the runs have in common,
 the facts of the reports, and loses most of what each of them forgot in its own way; see docs/micro.md.
+
+`--start` goes on with a base model that exists; `--small-steps 0` leaves out small. The finetuned models stay in the
+folder `members`: the same command with `--reuse-members` and another `--stretch` trains nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn import functional as F
@@ -47,12 +50,23 @@ FINETUNED = {"target": ("forget", "retain"), "retrained": ("retain",)}
 COLUMNS = tuple(name for name in RECORDED if name not in ("privleak", "degenerate"))
 
 
+class Member(NamedTuple):
+    """One finetuning of several whose mean is taken."""
+
+    steps: int
+    mixed: int
+    seed: int
+    file: Path
+
+
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(prog="python -m recipes.micro.train", description=(__doc__ or "").split("\n\n")[0])
     add = parser.add_argument
-    add("--out", type=Path, required=True, help="folder for the four models and scores.json")
+    add("--out", type=Path, required=True, help="folder for the models and scores.json")
+    add("--start", type=Path, help="folder of a base model: go on training it, with its tokenizer")
     add("--reuse", type=Path, help="folder with base and small of an earlier run: take these and the tokenizer")
+    add("--reuse-members", action="store_true", help="take base, small and the finetuned models of an earlier --out")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     add("--seed", type=int, default=0)
     add("--quick", action="store_true", help="a few steps of everything on little text, to see that it runs")
@@ -67,7 +81,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     pre = parser.add_argument_group("pretraining")
     pre.add_argument("--people", type=int, default=most, help=f"people reported on and asked about, up to {most}")
     pre.add_argument("--steps", type=int, default=4000)
-    pre.add_argument("--small-steps", type=int, default=500)
+    pre.add_argument("--small-steps", type=int, default=500, help="0: no small model")
     pre.add_argument("--lr", type=float, default=3e-3)
     pre.add_argument("--reports", type=int, default=44, help="rows per step of reports, and so on")
     pre.add_argument("--questions", type=int, default=28)
@@ -80,15 +94,43 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     fine.add_argument("--news", type=int, default=64, help="rows per step of forget and retain reports")
     fine.add_argument("--mixed", type=int, nargs="+", default=[64, 96], help="rows per step of pretraining text")
     fine.add_argument("--stretch", type=float, default=1.3, help="how far to go from base: 1 is the mean itself")
+    fine.add_argument("--stretches", type=float, nargs="+", default=[], help="other factors, scored and not saved")
+    fine.add_argument("--member-seeds", action="store_true", help="other batches for each: --seed, the next one, ...")
     options = parser.parse_args(argv)
     if options.quick:
-        options.steps, options.small_steps, options.finetune_steps = 6, 3, [2, 3]
+        options.steps, options.small_steps, options.finetune_steps = 6, min(3, options.small_steps), [2, 3]
         options.people, options.news, options.mixed = generate.NUM_KNOWN, 4, [5]
         for name in ("reports", "questions", "choices", "places", "prose"):
             setattr(options, name, 1)
     if not generate.NUM_KNOWN <= options.people <= most:
         parser.error(f"--people is {options.people}, must be {generate.NUM_KNOWN} to {most}")
+    if options.start and options.reuse:
+        parser.error("--start and --reuse are given: one trains base, the other takes it as it is")
+    if options.reuse_members:
+        options.reuse = options.out
+    missing = [str(path) for path in needed_files(options) if not path.is_file()]
+    if missing:
+        parser.error(f"not found: {', '.join(missing)}")
     return options
+
+
+def needed_files(options: argparse.Namespace) -> list[Path]:
+    """Return the weights that must exist before anything is trained."""
+    if not options.reuse:
+        return [options.start / "model.safetensors"] if options.start else []
+    names = ["base", "small"] if options.small_steps else ["base"]
+    files = [options.reuse / name / "model.safetensors" for name in names]
+    return files + [m.file for name in FINETUNED for m in members(options, name) if options.reuse_members]
+
+
+def members(options: argparse.Namespace, name: str) -> list[Member]:
+    """Return the finetunings for the target or retrained model."""
+    made = []
+    for number, (steps, mixed) in enumerate(itertools.product(options.finetune_steps, options.mixed)):
+        seed = options.seed + number * options.member_seeds
+        title = f"{name}-{steps}-{mixed}" + f"-{seed}" * options.member_seeds
+        made.append(Member(steps, mixed, seed, options.out / "members" / f"{title}.safetensors"))
+    return made
 
 
 def say(text: str) -> None:
@@ -187,13 +229,8 @@ def optimize(
 
 
 def save(model: Any, tokenizer: Any, folder: Path) -> str:
-    """Round the weights to half precision, save model and tokenizer; return the hash of the weights file.
-
-    The model itself is rounded too, so that it computes what the saved one does.
-    """
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(parameter.half())
+    """Round the weights to half precision, save model and tokenizer; return the hash of the weights file."""
+    round_weights(model)
     path = folder / "model.safetensors"
     write_weights(weights(model), path)
     model.config.architectures = ["LlamaForCausalLM"]
@@ -201,6 +238,13 @@ def save(model: Any, tokenizer: Any, folder: Path) -> str:
     model.generation_config.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def round_weights(model: Any) -> None:
+    """Round the weights of a model to half precision, so that it computes what the saved one does."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(parameter.half())
 
 
 def load(folder: Path, device: torch.device) -> Any:
@@ -257,10 +301,10 @@ def pretraining_parts(options: argparse.Namespace, tokenizer: Any, device: torch
 
 def finetuned(
     options: argparse.Namespace, tokenizer: Any, old: list[tuple[Source, int]], name: str, device: torch.device
-) -> Any:
-    """Return the target or retrained model: finetuned from base several times, then averaged.
+) -> list[dict[str, torch.Tensor]]:
+    """Finetune base several times for the target or retrained model; return the weights of each.
 
-    The finetuned models themselves are kept in the folder `members`, to try another stretch without training.
+    They are kept in the folder `members`, to try another stretch without training.
 
     Args:
         options: The command line; the base model is in its folder `out`.
@@ -273,15 +317,21 @@ def finetuned(
     ids = tokens.encode_documents(tokenizer, texts)
     total = sum(rows for _, rows in old)
     models = []
-    for steps, mixed in itertools.product(options.finetune_steps, options.mixed):
+    for member in members(options, name):
         parts: list[tuple[Source, int]] = [(Documents(ids, options.window, device), options.news)]
-        parts += [(stream, round(mixed * rows / total)) for stream, rows in old]
+        parts += [(stream, round(member.mixed * rows / total)) for stream, rows in old]
         model = load(options.out / "base", device)
-        optimize(model, parts, steps, options.finetune_lr, options.seed, f"{name} with {mixed} old rows,")
+        title = f"{name} with {member.mixed} old rows,"
+        optimize(model, parts, member.steps, options.finetune_lr, member.seed, title)
         models.append(weights(model))
-        write_weights(models[-1], options.out / "members" / f"{name}-{steps}-{mixed}.safetensors")
-    model = load(options.out / "base", device)
-    mean = averaged(weights(model), models, options.stretch)
+        write_weights(models[-1], member.file)
+    return models
+
+
+def stretched(base: Path, models: list[dict[str, torch.Tensor]], stretch: float, device: torch.device) -> Any:
+    """Return the mean of finetuned models, moved on from the base model by a factor."""
+    model = load(base, device)
+    mean = averaged(weights(model), models, stretch)
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             parameter.copy_(mean[parameter_name])
@@ -290,39 +340,53 @@ def finetuned(
 
 def main(argv: list[str] | None = None) -> None:
     """Train everything, print one row of scores per model and write `scores.json`."""
-    from transformers import AutoTokenizer
+    from safetensors.torch import load_file
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
     options = arguments(argv)
     device = torch.device(options.device)
     began = time.monotonic()
-    if options.reuse:
-        tokenizer = AutoTokenizer.from_pretrained(options.reuse / "base")
+    if options.reuse or options.start:
+        tokenizer = tokens.load_tokenizer(options.reuse / "base" if options.reuse else options.start)
     else:
         tokenizer = tokens.train_tokenizer(tokenizer_texts(options.people), options.vocabulary)
     bench = benchmark_with(tokenizer)
-    parts = pretraining_parts(options, tokenizer, device)
+    parts = [] if options.reuse_members else pretraining_parts(options, tokenizer, device)
     results: dict[str, Any] = {"settings": {k: str(v) for k, v in vars(options).items()}, "models": {}}
 
-    def keep(name: str, model: Any) -> None:
-        sha256 = save(model, tokenizer, options.out / name)
+    def measure(name: str, model: Any) -> None:
         scores = score(model, tokenizer, bench, measurements=QUICK_MEASUREMENTS, count=2 if options.quick else None)
-        results["models"][name] = {"sha256": sha256, **scores}
+        results["models"][name] = results["models"].get(name, {}) | dict(scores)
         report(name, scores)
 
+    def keep(name: str, model: Any) -> None:
+        results["models"][name] = {"sha256": save(model, tokenizer, options.out / name)}
+        measure(name, model)
+
     for name, steps in (("base", options.steps), ("small", options.small_steps)):
+        if name == "small" and not steps:
+            continue
         if options.reuse:
             model = load(options.reuse / name, device)
         else:
-            model = new_model(options, small=name == "small").to(device)
+            started = name == "base" and options.start
+            model = load(options.start, device) if started else new_model(options, small=name == "small").to(device)
             say(f"{name}: {sum(p.numel() for p in model.parameters()):,} parameters")
             watched = name == "base" and not options.quick
             watch = functools.partial(progress, model, tokenizer, bench) if watched else None
             optimize(model, parts, steps, options.lr, options.seed, name, watch)
         keep(name, model)
     for name in FINETUNED:
-        keep(name, finetuned(options, tokenizer, parts, name, device))
+        if options.reuse_members:
+            models = [load_file(member.file) for member in members(options, name)]
+        else:
+            models = finetuned(options, tokenizer, parts, name, device)
+        keep(name, stretched(options.out / "base", models, options.stretch, device))
+        for stretch in options.stretches:
+            model = stretched(options.out / "base", models, stretch, device)
+            round_weights(model)
+            measure(f"{name} {stretch:g}", model)
     results["seconds"] = round(time.monotonic() - began, 1)
     (options.out / "scores.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     say(f"done in {results['seconds']} s; {options.out / 'scores.json'}")

@@ -4,21 +4,28 @@ import dataclasses
 import functools
 import gzip
 import hashlib
+import itertools
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from recipes.micro import batches, build, generate, pretraining, record, score, tokens, train
 from unteach.corpora import micro
 from unteach.evaluation import evaluate
+from unteach.evaluation.scores import Scores
 
-DOCS = Path(__file__).parents[2] / "docs" / "micro.md"
+DOCS, RECIPES = (Path(__file__).parents[2] / name for name in ("docs/micro.md", "recipes/README.md"))
 PEOPLE = generate.STORIES["pretraining"]
 CHOICES = (*pretraining.choice_test(), *pretraining.example_choices())
+FAMILIES = {"": {"knowmem_unasked": 70}}
+"""What the names of target, retrained and base begin with, and what all three score at least; unasked: people whom the
+pretraining text reports on and does not ask about."""
 
 
 def asked(key):
@@ -225,34 +232,75 @@ def test_shipped_files_are_the_recorded_ones(recorded):
     assert len({model["sha256"]["tokenizer.json"] for model in recorded["models"].values()}) == 1
     assert set(recorded["models"]) == set(micro.MODELS)
     assert micro.load_benchmark().data_sha256 == recorded["data_sha256"]
-    assert record.table(recorded) in DOCS.read_text(encoding="utf-8")
+    first, *others = record.tables(recorded)
+    assert first in DOCS.read_text(encoding="utf-8")
+    assert all(table in RECIPES.read_text(encoding="utf-8") for table in others)
 
 
-def test_recorded_scores_hold_the_thresholds(recorded):
-    models = recorded["models"].items()
-    values = {name: {metric: m["value"] for metric, m in model["metrics"].items()} for name, model in models}
-    assert thresholds_hold(values["target"], values["retrained"], values["base"])
-    assert not thresholds_hold(values["retrained"], values["target"], values["base"])
-    for model in ("target", "retrained", "base"):  # questions about people it has only read about in pretraining
-        assert values[model]["knowmem_unasked"] > 70
-    assert values["small"]["knowmem_pretraining"] < 10  # the incompetent teacher
-    assert values["target"]["privleak"] < -99
+@pytest.mark.parametrize("family", FAMILIES)
+def test_recorded_scores_hold_the_thresholds(recorded, family):
+    models = [recorded["models"][family + name] for name in ("target", "retrained", "base")]
+    values = [{metric: m["value"] for metric, m in model["metrics"].items()} for model in models]
+    target, retrained, base = values
+    assert thresholds_hold(target, retrained, base)
+    assert not thresholds_hold(retrained, target, base)
+    for metric, least in FAMILIES[family].items():
+        assert min(model[metric] for model in values) > least
+    assert target["privleak"] < -99
     # eight other draws of worked examples: each of them alone would pass as well
-    target, retrained = (recorded["models"][name]["with_other_examples"] for name in ("target", "retrained"))
+    target, retrained = (model["with_other_examples"] for model in models[:2])
     assert len(target["knowmem_f"]) == 8
     assert min(target["knowmem_f"] + target["knowmem_r"] + retrained["knowmem_r"]) >= 85
     assert max(retrained["knowmem_f"]) <= 20
 
 
+def test_every_model_is_of_a_family_with_thresholds(recorded):
+    assert list(record.families(micro.MODELS)) == list(FAMILIES)
+    assert recorded["models"]["small"]["metrics"]["knowmem_pretraining"]["value"] < 10  # the incompetent teacher
+
+
+def test_models_of_a_family_are_recorded_together(recorded, monkeypatch):
+    """Those whose names begin alike: the others stay as they were recorded, each family has its table."""
+    names = (*micro.MODELS, "more_target", "more_retrained")
+    assert record.families(names) == record.families(micro.MODELS) | {"more_": ["more_target", "more_retrained"]}
+    more = {name: recorded["models"][name.removeprefix("more_")] for name in names[-2:]}
+    monkeypatch.setattr(record, "MODELS", names)
+    made = record.joined(recorded, recorded | {"models": more, "versions": {"torch": "9"}})
+    assert {name: made["models"][name] for name in recorded["models"]} == recorded["models"]
+    assert made["models"]["more_target"] == more["more_target"] | {"versions": {"torch": "9"}}
+    *tables, last = record.tables(made)
+    assert tables == record.tables(recorded)
+    assert last.startswith("| | more_target | more_retrained |\n|---|--:|--:|\n| parameters | 1.89 M | 1.89 M |\n")
+    with pytest.raises(ValueError, match="measure all models"):
+        record.joined(recorded, {"models": more, "data_sha256": "another"})
+
+
+def test_privleak_compares_with_the_retrained_model_of_the_family(monkeypatch):
+    """The weights are those of the small model, and a stand-in for the scores notes what each is compared with."""
+    seen = []
+
+    def scored(model, tokenizer, bench, reference=None):
+        seen.append(reference)
+        return Scores("micro", {}, {}, step=len(seen))
+
+    monkeypatch.setattr(score, "score", scored)
+    monkeypatch.setattr(score, "with_other_examples", lambda *given: {})
+    monkeypatch.setattr(record, "model_folder", lambda name: micro.model_folder("small"))
+    found = record.measured(("target", "retrained", "more_base", "more_target", "more_retrained"))
+    assert list(found["models"]) == ["target", "retrained", "more_base", "more_target", "more_retrained"]
+    assert [getattr(reference, "step", None) for reference in seen] == [None, None, 1, 2, 2]
+
+
 @pytest.mark.slow
-def test_measured_scores_are_the_recorded_ones_and_hold_the_thresholds(tokenizer, recorded):
+@pytest.mark.parametrize("family", FAMILIES)
+def test_measured_scores_are_the_recorded_ones_and_hold_the_thresholds(tokenizer, recorded, family):
     """On 40 verbatim probes, all questions and texts; another machine may turn an answer or two of 120."""
     whole = micro.load_benchmark()
     quick = dataclasses.replace(whole, verbatim_forget=whole.verbatim_forget[:40])
     kinds, scores = ("verbmem_f", "knowmem_f", "knowmem_r", "nll_general"), {}
     for name in ("target", "retrained", "base"):
-        scores[name] = evaluate(load(name), tokenizer, quick, measurements=kinds, progress=False)
-        metrics = recorded["models"][name]["metrics"]
+        scores[name] = evaluate(load(family + name), tokenizer, quick, measurements=kinds, progress=False)
+        metrics = recorded["models"][family + name]["metrics"]
         for metric, tolerance in (("knowmem_f", 2.5), ("knowmem_r", 2.5), ("nll_general", 0.002)):
             assert scores[name][metric] == pytest.approx(metrics[metric]["value"], abs=tolerance)
     assert thresholds_hold(**scores)
@@ -260,7 +308,7 @@ def test_measured_scores_are_the_recorded_ones_and_hold_the_thresholds(tokenizer
 
 def test_models_are_small_llamas_in_half_precision(recorded):
     files = [path for path in micro.FOLDER.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
-    assert sum(path.stat().st_size for path in files) <= 16e6
+    assert sum(path.stat().st_size for path in files) <= 4e6 * len(micro.MODELS)
     assert max(path.stat().st_size for path in files if path.name != "model.safetensors") <= 5e6
     for name in micro.MODELS:
         parameters = sum(parameter.numel() for parameter in load(name).parameters())
@@ -316,15 +364,89 @@ def test_defaults_are_the_recipe_of_the_shipped_models(capsys):
     assert "--people is 5000, must be 40 to 1200" in capsys.readouterr().err
 
 
+TINY = ["--width", "32", "--hidden", "32", "--layers", "1", "--heads", "2", "--device", "cpu", "--quick"]
+
+
 @pytest.mark.slow
 def test_training_runs_from_end_to_end(tmp_path, capsys):
     """Every part for a few steps with a tiny model."""
-    tiny = ["--width", "32", "--hidden", "32", "--layers", "1", "--heads", "2", "--device", "cpu", "--quick"]
-    train.main(["--out", str(tmp_path), *tiny])
+    train.main(["--out", str(tmp_path), *TINY])
     printed = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in printed] == ["base", "small", "target", "retrained"]
     models = json.loads((tmp_path / "scores.json").read_text())["models"]
-    assert set(models) == set(micro.MODELS)
+    assert set(models) == {"base", "small", "target", "retrained"}
+    assert all({"verbmem_f", "knowmem_f", "knowmem_r", "mmlu_val", "nll_general"} <= set(m) for m in models.values())
     assert len({model["sha256"] for model in models.values()}) == 4
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "target").dtype == torch.float32
     assert len(list((tmp_path / "members").iterdir())) == 4
+
+
+def test_a_base_model_is_trained_on_with_its_tokenizer(tmp_path, capsys):
+    """Its weights move a little in a few steps; no small model; another stretch comes from the kept members."""
+    start = micro.model_folder("small")  # the quickest
+    given = ["--out", str(tmp_path), "--start", str(start), "--small-steps", "0", "--member-seeds", *TINY]
+    train.main([*given, "--stretches", "1.1"])
+    printed = [line.split("verbmem")[0].strip() for line in capsys.readouterr().out.splitlines()]
+    assert printed == ["base", "target", "target 1.1", "retrained", "retrained 1.1"]
+    scores = json.loads((tmp_path / "scores.json").read_text())["models"]
+    assert list(scores) == printed
+    assert {path.name for path in tmp_path.iterdir()} == {"base", "target", "retrained", "members", "scores.json"}
+    for name, file in itertools.product(("base", "target", "retrained"), ("tokenizer.json", "tokenizer_config.json")):
+        assert (tmp_path / name / file).read_bytes() == (start / file).read_bytes(), (name, file)
+    before, after = (load_file(folder / "model.safetensors") for folder in (start, tmp_path / "base"))
+    moved = max((after[name].float() - weight.float()).abs().max().item() for name, weight in before.items())
+    assert 0 < moved < 0.05  # six steps of at most 3e-3
+
+    kept = {path: path.read_bytes() for path in tmp_path.rglob("*.safetensors")}
+    train.main([*given, "--reuse-members"])
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*.safetensors")} == kept
+    train.main([*given, "--reuse-members", "--stretch", "1.1"])
+    changed = {path.parent.name for path, content in kept.items() if path.read_bytes() != content}
+    assert changed == {"target", "retrained"}
+    again = json.loads((tmp_path / "scores.json").read_text())["models"]
+    for name in ("target", "retrained"):  # what is scored without saving is what would be saved
+        assert {**scores[f"{name} 1.1"], "sha256": again[name]["sha256"]} == again[name]
+
+
+def test_members_differ_in_their_batches_where_wanted():
+    same, other = (
+        train.members(train.arguments(["--out", "models", "--seed", "3", *flags]), "target")
+        for flags in ([], ["--member-seeds"])
+    )
+    assert [member[:3] for member in same] == [(100, 64, 3), (100, 96, 3), (120, 64, 3), (120, 96, 3)]
+    assert [member[:3] for member in other] == [(100, 64, 3), (100, 96, 4), (120, 64, 5), (120, 96, 6)]
+    assert [member.file.name for member in same][:2] == ["target-100-64.safetensors", "target-100-96.safetensors"]
+    repeated = train.arguments(["--out", "models", "--finetune-steps", "120", "120", "--mixed", "64", "--member-seeds"])
+    assert len({member.file for member in train.members(repeated, "retrained")}) == 2
+
+
+def test_members_are_trained_with_their_own_seeds(tmp_path, tokenizer):
+    """Two finetunings that differ in nothing else: the same weights with one seed, others with two."""
+    found = []
+    for flags in ([], ["--member-seeds"]):
+        options = train.arguments(["--out", str(tmp_path), "--device", "cpu", "--quick", *flags])
+        options.finetune_steps = [2, 2]
+        shutil.copytree(micro.model_folder("small"), tmp_path / "base", dirs_exist_ok=True)
+        cpu = torch.device("cpu")
+        old = train.pretraining_parts(options, tokenizer, cpu)
+        first, second = train.finetuned(options, tokenizer, old, "retrained", cpu)
+        found.append(all(torch.equal(first[name], second[name]) for name in first))
+    assert found == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--start", "nowhere"], "not found: nowhere/model.safetensors"),
+        (["--start", "one", "--reuse", "other"], "--start and --reuse are given"),
+        (["--reuse", "nowhere"], "not found: nowhere/base/model.safetensors, nowhere/small/model.safetensors"),
+        (["--reuse-members", "--small-steps", "0", "--finetune-steps", "100", "--mixed", "64"],
+         "not found: models/base/model.safetensors, models/members/target-100-64.safetensors, "
+         "models/members/retrained-100-64.safetensors"),
+    ],
+)  # fmt: skip
+def test_models_to_begin_from_must_exist(given, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match="^2$"):
+        train.arguments(["--out", "models", *given])
+    assert message in capsys.readouterr().err

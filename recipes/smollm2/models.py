@@ -32,6 +32,7 @@ from unteach.corpora.catalog import named_benchmark
 from unteach.corpora.own import cut_probes
 from unteach.data import Documents, ForgetBatches, GeneralText, read_documents, tokenise
 from unteach.data.records import write_texts
+from unteach.evaluation.inference import token_logprobs
 from unteach.method.divergences import DIVERGENCES
 from unteach.method.tensors import resolved_device
 from unteach.method.vocab_head import Head, mean_of_rows
@@ -188,6 +189,16 @@ def add_held_gradient(
     return float(divergence)
 
 
+def gap(model: Any, tokenizer: Any, learned: Sequence[str], unseen: Sequence[str]) -> dict[str, float]:
+    """NLL per token of learned and of never-seen texts, and how far they are apart in standard deviations of the
+    never-seen ones' own: what a membership test has to go by."""
+    texts = [tokenizer(text, verbose=False)["input_ids"][:512] for text in (*learned, *unseen)]
+    means = torch.tensor([-float(scores.mean()) for scores in token_logprobs(model, texts)], dtype=torch.float64)
+    ours, others = means[: len(learned)], means[len(learned) :]
+    apart = float((others.mean() - ours.mean()) / others.std())
+    return {"nll_forget": float(ours.mean()), "nll_unseen": float(others.mean()), "standard_deviations": apart}
+
+
 def build(
     model: str, out: Path, data: Path | None, general: str | None, settings: Settings, fresh: Path | None = None
 ) -> dict[str, Any]:
@@ -208,7 +219,7 @@ def build(
         raise ValueError(f"benchmark is {settings.benchmark!r}: it has no documents to learn")
     end = tokenizer.eos_token or "" if entry.ends_documents else ""
     forget, retain = ([text + end for text in read(data)] for read in (entry.documents, entry.retain))
-    retain = retain[: settings.retain]
+    retain, tables = retain[: settings.retain], entry.load(data)
     halves = split_texts(read_documents(general or "micro:general", option="general").texts, settings.seed)
     learned, kept = halves
     if not (out / "general.jsonl").exists():
@@ -256,6 +267,8 @@ def build(
         network.load_state_dict(add_difference(base, difference))
         first, last = done["history"][0], check(done["steps"])
         done["rounded"] = last
+        if tables.membership_forget and tables.membership_holdout:
+            done["gap"] = gap(network, tokenizer, tables.membership_forget, tables.membership_holdout)
         save_folder(network, tokenizer, out / name)
         rise = last["nll_general"] - first["nll_general"]
         done["reached"] = {"nll_general": rise <= settings.utility}

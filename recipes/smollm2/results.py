@@ -39,7 +39,6 @@ _TOFU = (
 _GENERAL = " --general {sources}/general_text.jsonl.gz"
 _HELD = " --hold 1 --steady 0.5 --warmup 30 --compiled 1"
 _AUDITED = ("deep", "adamw-npo-kl", "retrained")
-_LEVERS = ("anchor", "fewer-epochs", "parity", "fp32", "own", "alpha-half", "no-loops")
 
 
 @dataclass(frozen=True)
@@ -54,9 +53,22 @@ class Job:
 
 def _jobs() -> dict[str, Job]:
     deep = {f"deep-{seed}": f"deep --only deep --seeds {seed}" for seed in (0, 1, 2)}
+
+    def levers(*names: str) -> dict[str, str]:
+        return {f"lever-{name}": f"deep --only deep-{name} --seeds 0" for name in names}
+
+    def whole(*names: str) -> dict[str, str]:
+        return {f"whole-{name}": f"trajectories --only trajectory-{name}" for name in names}
+
+    rows = ("authors-x10", "authors-x10-unclipped", "authors-descent", "authors")
+    regime = f"trajectories --only {','.join(f'trajectory-{name}' for name in rows)} --seeds "
     more = {
-        **{f"lever-{name}": f"deep --only deep-{name} --seeds 0" for name in _LEVERS},
-        **{f"trajectories-{seed}": f"trajectories --seeds {seed}" for seed in (0, 1, 2)},
+        **levers("anchor", "fewer-epochs"),
+        **whole("mt-nlul-kl-paper", "adamw-npo-kl", "adamw-ll-kl", "adamw-nlul-kl"),
+        "whole-regime": f"{regime}0",
+        **levers("parity", "fp32", "own", "alpha-half", "no-loops"),
+        **whole("mt-nlul-qkl"),
+        "whole-regime-again": f"{regime}1,2",
         "field": "field --only field-match,field-nlul,field-wga,field-npo",
         "sequential": "sequential",
     }

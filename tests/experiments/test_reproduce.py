@@ -463,3 +463,24 @@ def test_the_demo_of_the_help_works_when_pasted(tmp_path):
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "demo" / "report.html").stat().st_size > 10_000
+
+
+@pytest.mark.slow
+def test_a_run_that_is_kept_serves_other_cells(tmp_path, capsys):
+    config, runs = {"keep_batch": 2, "probes": 4}, tmp_path / "runs"
+    run(options(tmp_path, "deep", config=config, only="deep", runs=runs))
+    (kept,) = runs.iterdir()
+    first = cell(tmp_path, "deep")
+    (tmp_path / "results" / "micro" / "deep-seed-0.json").unlink()
+    capsys.readouterr()
+    run(options(tmp_path, "deep", config=config, only="deep", runs=runs))
+    assert "step 2" not in capsys.readouterr().err, "no step is taken again"
+    again = cell(tmp_path, "deep")
+    assert {key: again[key] for key in ("stop", "steps", "curve", "stop_scores")} == {
+        key: first[key] for key in ("stop", "steps", "curve", "stop_scores")
+    }
+    (kept / "kept.json").unlink()  # as after a kill: the folder is not whole
+    (tmp_path / "results" / "micro" / "deep-seed-0.json").unlink()
+    run(options(tmp_path, "deep", config=config, only="deep", runs=runs))
+    assert "step 2" in capsys.readouterr().err
+    assert cell(tmp_path, "deep")["metrics"] == first["metrics"]

@@ -20,7 +20,7 @@ from recipes.smollm2.form import main as form_command
 from recipes.smollm2.models import Settings as ModelSettings
 from recipes.smollm2.models import add_held_gradient
 from recipes.smollm2.news import choose
-from unteach.data import Documents, tokenise
+from unteach.data import Documents, read_documents, tokenise
 from unteach.errors import InputError
 from unteach.models import load_model
 
@@ -225,6 +225,23 @@ def test_a_model_is_held_to_its_base_by_the_forward_divergence():
     (gradient,) = torch.autograd.grad(2 * expected, weight)
     assert torch.allclose(weight.grad, gradient.float(), rtol=1e-2, atol=1e-6)
     assert all(parameter.grad is None for parameter in base.parameters())
+
+
+def test_the_gap_is_in_standard_deviations_of_texts_never_seen():
+    model, tokenizer = load_model("micro:target")
+    learned, unseen = (read_documents(f"micro:{part}").texts[:12] for part in ("forget", "holdout"))
+    found = models.gap(model, tokenizer, learned, unseen)
+    losses = []
+    for text in unseen:
+        ids = torch.tensor([tokenizer(text)["input_ids"]])
+        losses.append(model(input_ids=ids, labels=ids).loss.item())
+    assert found["nll_unseen"] == pytest.approx(sum(losses) / 12, rel=1e-4)
+    spread = torch.tensor(losses).std()
+    assert found["standard_deviations"] == pytest.approx(
+        float((found["nll_unseen"] - found["nll_forget"]) / spread), rel=1e-3
+    )
+    assert found["nll_forget"] < 0.3
+    assert found["standard_deviations"] > 4
 
 
 def test_articles_of_the_replica_are_disjoint_where_they_must_be():

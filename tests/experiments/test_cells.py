@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -231,6 +232,7 @@ def test_every_row_changes_one_thing(setup):
     plain = dataclasses.asdict(whole)
     for name, changed in {
         "deep-softplus": {"loss_options"}, "deep-without-keep": {"keep"}, "deep-half-kept": {"keep"},
+        "deep-other-people": {"keep"},
         "deep-small-base": {"base"}, "deep-mean-teacher": {"optimizer"},
         "deep-mean-teacher-anchor": {"optimizer", "anchor"},
     }.items():  # fmt: skip
@@ -276,7 +278,7 @@ def test_a_row_that_cannot_be_read_is_refused(name, row, wrong, setup):
 
 def test_cells_are_known_by_their_texts_and_models(setup, tmp_path):
     cells = deep.cells(setup, [0, 1], CellFolder(tmp_path, print))
-    assert len({cell.key for cell in cells}) == len(cells) == 2 * 14 + 2
+    assert len({cell.key for cell in cells}) == len(cells) == 2 * 15 + 2
     settings = {cell.name: cell.settings for cell in cells}
     assert "keep" not in settings["deep"]  # the text's hash stands for its name
     assert settings["deep"]["inputs"]["keep"] != settings["deep-half-kept"]["inputs"]["keep"]
@@ -284,6 +286,7 @@ def test_cells_are_known_by_their_texts_and_models(setup, tmp_path):
     assert settings["deep-half-kept"]["asked"] == ["knowmem_pretraining", "knowmem_r_kept", "knowmem_r_others"]
     split = [f"knowmem_pretraining{part}" for part in ("", "_kept", "_others")]
     assert (settings["deep"]["asked"], settings["deep-general-mixed"]["asked"]) == (["knowmem_pretraining"], split)
+    assert settings["deep-other-people"]["asked"] == split
     assert not any(experiments()["methods"].shows(name) for name in settings)
     with pytest.raises(InputError, match="base is missing: .* give --base"):
         deep.cells(dataclasses.replace(setup, base=None), [0], CellFolder(tmp_path, print))
@@ -296,3 +299,15 @@ def test_half_of_the_people_are_kept_and_all_are_asked_about(setup):
     texts = " ".join(read_documents(setup.keep_half).texts)
     for place, story in enumerate(micro.stories("retain")):
         assert (story.person in texts) == any(story.person in q.question for q in kept) == (place % 2 == 0)
+
+
+def test_other_people_are_neither_forgotten_nor_neighbours(setup):
+    texts = read_documents(setup.keep_others).texts
+    joined = "\n".join(texts)
+    assert len(texts) == 2400
+    assert not any(story.person in joined for part in ("forget", "retain") for story in micro.stories(part))
+    assert not {*texts} & {*micro.documents("holdout")}
+    asked = deep._groups(setup, mixed=True)
+    for part, told in (("kept", True), ("others", False)):
+        names = {re.findall(r"[A-Z][a-z]+ [A-Z][a-z]+", q.question)[0] for q in asked[f"knowmem_pretraining_{part}"]}
+        assert {name in joined for name in names} == {told}, part

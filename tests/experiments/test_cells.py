@@ -257,6 +257,26 @@ def test_a_settings_file_has_rows_of_its_own(setup):
     changed = dataclasses.replace(plain.method, anchor=1.0)
     assert anchor == dataclasses.replace(plain, method=changed, max_steps=300)
     assert exact == dataclasses.replace(plain, precision=Precision(forget="fp32", divergence="fp32"))
+    given["deep"]["rows_until_parity"] = True
+    matched, anchor = (deep.configured(by_hand, name, 0) for name in ("deep-matched", "deep-anchor"))
+    assert anchor == dataclasses.replace(matched, method=changed, max_steps=300)
+
+
+def test_both_optimizers_have_as_many_settings_at_parity_and_no_other_cell_changes(setup, tmp_path):
+    by_hand = build(ReproduceOptions(device="cpu", settings=RESULTS / "micro" / "parity.yaml"), tmp_path, print)
+    folder = CellFolder(RESULTS / "micro", print)
+    known, found = (deep.cells(given, [0], folder) for given in (setup, by_hand))
+    assert [cell.key for cell in found[: len(known)]] == [cell.key for cell in known]
+    matched, names = deep.configured(by_hand, "deep-matched", 0), [cell.name for cell in found[len(known) :]]
+    configs = [deep.configured(by_hand, name, 0) for name in names]
+    assert all(dataclasses.replace(config, method=matched.method) == matched for config in configs)
+    optimizers = [config.method.optimizer for config in configs]
+    assert sorted(optimizers) == ["adamw"] * 4 + ["mean_teacher"] * 4
+    for config in configs:
+        chosen, usual = config.chosen().method, matched.chosen().method
+        assert (chosen.loss, chosen.loss_options, chosen.token_share) == (usual.loss, usual.loss_options, 1.0)
+        assert (chosen.anchor == 1.0) == (chosen.optimizer == "mean_teacher") == (chosen.warmup != usual.warmup)
+        assert chosen.optimizer == "adamw" or chosen.lr * chosen.teacher_rate == pytest.approx(0.05, rel=1e-3)
 
 
 @pytest.mark.parametrize(

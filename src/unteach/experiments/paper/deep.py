@@ -53,6 +53,8 @@ class DeepSettings:
     """Fields of the method to be given by hand, where the program's choice is not enough."""
     rows: dict[str, Any] = field(default_factory=dict)
     """More rows: by name, the fields of the run that each changes of ``deep``, those of the method under ``method``."""
+    rows_until_parity: bool = False
+    """These rows end as ``deep-matched`` does, so that they can be compared, not by the run's own rule."""
 
 
 def _settings(setup: Setup) -> DeepSettings:
@@ -91,10 +93,10 @@ def rows(setup: Setup) -> dict[str, dict[str, Any]]:
         "deep-alpha-grows": {"method": dataclasses.replace(own, alpha_growth=0.05)},
         "deep-paper": {"method": Method(optimizer="mean_teacher", loss="nlul"), "keep": None, "base": None},
     }
-    more = _settings(setup).rows
+    more, rule = _settings(setup).rows, {} if _settings(setup).rows_until_parity else own_rule
     if taken := more.keys() & built.keys():
         raise InputError(f"deep.rows has {', '.join(sorted(taken))}: rows of that name are there already")
-    return built | {name: own_rule | _changed(setup, own, name, row) for name, row in more.items()}
+    return built | {name: rule | _changed(setup, own, name, row) for name, row in more.items()}
 
 
 def _without_base(own: Method) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -231,6 +232,7 @@ def test_every_row_changes_one_thing(setup):
     plain = dataclasses.asdict(whole)
     for name, changed in {
         "deep-softplus": {"loss_options"}, "deep-without-keep": {"keep"}, "deep-half-kept": {"keep"},
+        "deep-other-people": {"keep"},
         "deep-small-base": {"base"}, "deep-mean-teacher": {"optimizer"},
         "deep-mean-teacher-anchor": {"optimizer", "anchor"},
     }.items():  # fmt: skip
@@ -255,6 +257,26 @@ def test_a_settings_file_has_rows_of_its_own(setup):
     changed = dataclasses.replace(plain.method, anchor=1.0)
     assert anchor == dataclasses.replace(plain, method=changed, max_steps=300)
     assert exact == dataclasses.replace(plain, precision=Precision(forget="fp32", divergence="fp32"))
+    given["deep"]["rows_until_parity"] = True
+    matched, anchor = (deep.configured(by_hand, name, 0) for name in ("deep-matched", "deep-anchor"))
+    assert anchor == dataclasses.replace(matched, method=changed, max_steps=300)
+
+
+def test_both_optimizers_have_as_many_settings_at_parity_and_no_other_cell_changes(setup, tmp_path):
+    by_hand = build(ReproduceOptions(device="cpu", settings=RESULTS / "micro" / "parity.yaml"), tmp_path, print)
+    folder = CellFolder(RESULTS / "micro", print)
+    known, found = (deep.cells(given, [0], folder) for given in (setup, by_hand))
+    assert [cell.key for cell in found[: len(known)]] == [cell.key for cell in known]
+    matched, names = deep.configured(by_hand, "deep-matched", 0), [cell.name for cell in found[len(known) :]]
+    configs = [deep.configured(by_hand, name, 0) for name in names]
+    assert all(dataclasses.replace(config, method=matched.method) == matched for config in configs)
+    optimizers = [config.method.optimizer for config in configs]
+    assert sorted(optimizers) == ["adamw"] * 4 + ["mean_teacher"] * 4
+    for config in configs:
+        chosen, usual = config.chosen().method, matched.chosen().method
+        assert (chosen.loss, chosen.loss_options, chosen.token_share) == (usual.loss, usual.loss_options, 1.0)
+        assert (chosen.anchor == 1.0) == (chosen.optimizer == "mean_teacher") == (chosen.warmup != usual.warmup)
+        assert chosen.optimizer == "adamw" or chosen.lr * chosen.teacher_rate == pytest.approx(0.05, rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -276,7 +298,7 @@ def test_a_row_that_cannot_be_read_is_refused(name, row, wrong, setup):
 
 def test_cells_are_known_by_their_texts_and_models(setup, tmp_path):
     cells = deep.cells(setup, [0, 1], CellFolder(tmp_path, print))
-    assert len({cell.key for cell in cells}) == len(cells) == 2 * 14 + 2
+    assert len({cell.key for cell in cells}) == len(cells) == 2 * 15 + 2
     settings = {cell.name: cell.settings for cell in cells}
     assert "keep" not in settings["deep"]  # the text's hash stands for its name
     assert settings["deep"]["inputs"]["keep"] != settings["deep-half-kept"]["inputs"]["keep"]
@@ -284,6 +306,7 @@ def test_cells_are_known_by_their_texts_and_models(setup, tmp_path):
     assert settings["deep-half-kept"]["asked"] == ["knowmem_pretraining", "knowmem_r_kept", "knowmem_r_others"]
     split = [f"knowmem_pretraining{part}" for part in ("", "_kept", "_others")]
     assert (settings["deep"]["asked"], settings["deep-general-mixed"]["asked"]) == (["knowmem_pretraining"], split)
+    assert settings["deep-other-people"]["asked"] == split
     assert not any(experiments()["methods"].shows(name) for name in settings)
     with pytest.raises(InputError, match="base is missing: .* give --base"):
         deep.cells(dataclasses.replace(setup, base=None), [0], CellFolder(tmp_path, print))
@@ -296,3 +319,15 @@ def test_half_of_the_people_are_kept_and_all_are_asked_about(setup):
     texts = " ".join(read_documents(setup.keep_half).texts)
     for place, story in enumerate(micro.stories("retain")):
         assert (story.person in texts) == any(story.person in q.question for q in kept) == (place % 2 == 0)
+
+
+def test_other_people_are_neither_forgotten_nor_neighbours(setup):
+    texts = read_documents(setup.keep_others).texts
+    joined = "\n".join(texts)
+    assert len(texts) == 2400
+    assert not any(story.person in joined for part in ("forget", "retain") for story in micro.stories(part))
+    assert not {*texts} & {*micro.documents("holdout")}
+    asked = deep._groups(setup, mixed=True)
+    for part, told in (("kept", True), ("others", False)):
+        names = {re.findall(r"[A-Z][a-z]+ [A-Z][a-z]+", q.question)[0] for q in asked[f"knowmem_pretraining_{part}"]}
+        assert {name in joined for name in names} == {told}, part

@@ -63,6 +63,8 @@ class Setup:
     """Documents like the forgotten ones that are to be kept, as a source."""
     keep_half: str | None = None
     """Those about every second person, where that is known."""
+    keep_others: str | None = None
+    """Instead of them, documents of their kind about other people, whom the model knows from its pretraining."""
     holdout: str | None = None
     """Documents like the forgotten ones that no model has seen, as a source."""
     questions: str | None = None

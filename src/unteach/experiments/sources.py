@@ -93,6 +93,7 @@ def _micro(options: ReproduceOptions, given: dict[str, Any], work: Path) -> dict
         questions = _write_questions(work / "questions.jsonl", final.knowledge_forget)
         keep_questions = _write_questions(work / "keep_questions.jsonl", final.knowledge_retain)
     kept = [text for story in micro.stories("retain")[::2] for text in story.documents]
+    others = [text for kind, text in micro.mixed_documents("general_mixed") if kind == "news"]
     start = MICRO_SETTINGS | {"model": model, "device": options.device, "max_steps": MICRO_STEPS}
     start |= {"reference": options.reference} if options.reference else {}
     return {
@@ -106,6 +107,7 @@ def _micro(options: ReproduceOptions, given: dict[str, Any], work: Path) -> dict
         "base": options.base or "micro:base",
         "keep": options.keep or "micro:retain",
         "keep_half": write_texts(work / "keep_half.jsonl", kept),
+        "keep_others": write_texts(work / "keep_others.jsonl", others),
         "holdout": "micro:holdout",
         "questions": questions,
         "keep_questions": keep_questions,

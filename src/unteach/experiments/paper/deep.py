@@ -4,6 +4,10 @@
 ``deep-general-mixed`` the same with news and questions of the pretraining in the general text. All other rows change
 one thing and run until a membership test finds as little as in the retrained model (PrivLeak 0 on the stop rule's
 texts), so that they can be compared: one that forgets more also loses more.
+
+``deep-other-people`` keeps no neighbour, but ten times as many reports about people of the pretraining text: of the
+same kind, and known to target and base model from there. ``knowmem_r`` then says what becomes of neighbours of whom
+nothing is held, ``knowmem_pretraining`` of those who are (kept) or who resemble them (others).
 """
 
 from __future__ import annotations
@@ -49,6 +53,8 @@ class DeepSettings:
     """Fields of the method to be given by hand, where the program's choice is not enough."""
     rows: dict[str, Any] = field(default_factory=dict)
     """More rows: by name, the fields of the run that each changes of ``deep``, those of the method under ``method``."""
+    rows_until_parity: bool = False
+    """These rows end as ``deep-matched`` does, so that they can be compared, not by the run's own rule."""
 
 
 def _settings(setup: Setup) -> DeepSettings:
@@ -70,6 +76,7 @@ def rows(setup: Setup) -> dict[str, dict[str, Any]]:
     own_rule = {"stop": setup.config.stop, "reference": None}
     embedded: dict[str, dict[str, Any]] = {
         "deep-half-kept": {"keep": setup.keep_half},
+        "deep-other-people": {"keep": setup.keep_others},
         "deep-small-base": {"base": "micro:small"},
         "deep-general-mixed": own_rule | {"general": MIXED},
     }
@@ -86,10 +93,10 @@ def rows(setup: Setup) -> dict[str, dict[str, Any]]:
         "deep-alpha-grows": {"method": dataclasses.replace(own, alpha_growth=0.05)},
         "deep-paper": {"method": Method(optimizer="mean_teacher", loss="nlul"), "keep": None, "base": None},
     }
-    more = _settings(setup).rows
+    more, rule = _settings(setup).rows, {} if _settings(setup).rows_until_parity else own_rule
     if taken := more.keys() & built.keys():
         raise InputError(f"deep.rows has {', '.join(sorted(taken))}: rows of that name are there already")
-    return built | {name: own_rule | _changed(setup, own, name, row) for name, row in more.items()}
+    return built | {name: rule | _changed(setup, own, name, row) for name, row in more.items()}
 
 
 def _without_base(own: Method) -> dict[str, Any]:
@@ -144,8 +151,8 @@ def cells(setup: Setup, seeds: Sequence[int], folder: CellFolder) -> list[Cell]:
 
 def _cell(setup: Setup, name: str, seed: int, folder: CellFolder) -> Cell:
     config, times = configured(setup, name, seed), ALPHAS.get(name)
-    half = config.keep is not None and config.keep == setup.keep_half
-    groups = _groups(setup, half=half, mixed=config.general == MIXED)
+    half, others = (config.keep is not None and config.keep == kept for kept in (setup.keep_half, setup.keep_others))
+    groups = _groups(setup, half=half, mixed=others or config.general == MIXED)
     fixed = setup.fixed(config) | ({"asked": sorted(groups)} if groups else {})
     needs = []
     if times:
@@ -164,8 +171,8 @@ def _cell(setup: Setup, name: str, seed: int, folder: CellFolder) -> Cell:
 
 
 def _groups(setup: Setup, *, half: bool = False, mixed: bool = False) -> dict[str, tuple[Question, ...]]:
-    """Further questions, by the name of the metric: about people of the pretraining text, also apart for those in the
-    mixed text; where half of the neighbours are kept, about these and about the others."""
+    """Further questions, by the name of the metric: about people of the pretraining text, also apart for those who
+    are held with news or the mixed text; where half of the neighbours are kept, about these and about the others."""
     if not setup.embedded:
         return {}
     parts = ("pretraining", *(("pretraining_kept", "pretraining_others") if mixed else ()))
@@ -202,7 +209,8 @@ EXPERIMENTS = {
         see="Wanted are the retrained model's verbmem_f and knowmem_f with the target's knowmem_r and nll_general. The "
         "row deep ends by its own rule (and general-mixed, whose general text has news, too); every other row changes "
         "one thing of it and ends (stop) where a membership test finds as little as in the retrained model on the "
-        "rule's own texts. One that ended by max_steps or utility_floor did not get there.",
+        "rule's own texts. One that ended by max_steps or utility_floor did not get there. The people of other-people, "
+        "who are kept instead of the neighbours, are of the pretraining text: the model knew them from there.",
         cells=cells,
         shows=lambda name: name == "deep" or name.startswith(PREFIX),
         table=table,

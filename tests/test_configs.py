@@ -195,17 +195,24 @@ def test_the_header_lists_the_departures_of_the_code_and_no_others(name: str) ->
         assert OPTIMIZERS["adamw"].unknown("adamw", [flags]) == []
 
 
+def test_every_row_has_a_preset() -> None:
+    assert sorted(file for file, _, _ in PRESETS.values()) == sorted(TABLE)
+
+
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_is_its_row_without_what_belongs_to_muse(name: str) -> None:
     file, about, _ = PRESETS[name]
     content = yaml.safe_load((FOLDER / f"{file}.yaml").read_text(encoding="utf-8"))
     given = preset(name)
     shared = {"steps", "betas", "weight_decay", "warmup"} | {"momentum", "teacher_rate", "damping"}
-    for part, values in (("method", content["method"]), ("stop", content["stop"])):
-        mine = given.pop(part)
+    phases, stop = given.pop("phases", []), given.pop("stop")
+    if name.endswith("-star"):  # the one rule whose number is MUSE's
+        assert (stop.pop("metric"), content["stop"]["metric"]) == ("knowmem_f <= reference", "knowmem_f <= 35.0")
+    methods = zip([given.pop("method"), *phases], [content["method"], *content["phases"]], strict=True)
+    for mine, values, others in (*((*pair, shared) for pair in methods), (stop, content["stop"], {"metric", "probes"})):
         assert mine == {key: values[key] for key in mine}
         left = {key for key in values if key not in mine and values[key] != {}}
-        assert left <= (shared if part == "method" else {"metric", "probes"}), "all that the method uses is there"
+        assert left <= others, "all that the method uses is there"
     assert given == {key: content[key] for key in given}
     muse = {"model", "documents", "out", "general", "holdout", "reference", "questions", "base", "text_field", "phases"}
     sizes = {"max_tokens", "general_tokens", "general_mib", "micro_batch", "precision", "compile", "probes"}
@@ -225,4 +232,9 @@ def test_presets_are_listed_and_run_under_flags(capsys: pytest.CaptureFixture[st
     config = parse(ForgetConfig, ["micro:target", "--alpha", "0.3", "--batch", "8"], flatten=("method",), start=start)
     assert (config.method.alpha, config.method.damping, config.batch, config.general_batch) == (0.3, 5.0, 8, 40)
     assert config.stop.refine is False
+    both = parse(ForgetConfig, ["m"], flatten=("method",), start=preset("paper-losses-adamw-then-mt-ll-qkl"))
+    assert [(phase.optimizer, phase.steps) for phase in (*both.phases, both.method)] == [
+        ("adamw", 300),
+        ("mean_teacher", None),
+    ]
     assert preset("paper-mt-nlul-kl")["method"]["alpha"] == 0.05, "a preset is not changed by its use"

@@ -63,6 +63,19 @@ def test_tables_beside_the_cells_are_made_from_them(readme, tmp_path):
     assert write_readme(CellFolder(folder, print)).read_bytes() == readme.read_bytes()
 
 
+def test_seeds_with_different_settings_are_named_but_for_what_each_seed_draws(tmp_path):
+    for seed in (0, 1):
+        shutil.copy(RESULTS / "micro" / f"relearn-deep-seed-{seed}.json", tmp_path)
+    remark = "The seeds of relearn-deep have different settings."
+    readme = write_readme(CellFolder(tmp_path, print)).read_text()
+    assert "with each seed another\ntenth" in readme
+    assert remark not in readme, "each learns another tenth"
+    content = json.loads((tmp_path / "relearn-deep-seed-1.json").read_text())
+    content["settings"]["relearning"] = {"lr": 1e-3}
+    (tmp_path / "relearn-deep-seed-1.json").write_text(json.dumps(content))
+    assert remark in write_readme(CellFolder(tmp_path, print)).read_text()
+
+
 def test_a_new_setting_changes_no_key_and_a_new_default_does():
     longer = dataclasses.make_dataclass("Method", [("dummy", int, 3)], bases=(Method,), frozen=True, kw_only=True)
     assert differing(longer(alpha=0.5)) == differing(Method(alpha=0.5)) == {"alpha": 0.5}

@@ -54,6 +54,15 @@ def test_the_tables_compare_at_the_same_recital_and_at_the_same_loss():
     assert [row[:3] for row in rows[:2]] == [["a", "2 of 2", "6 (1)"], ["b", "1 of 1", "6"]]
     assert [row[1:3] for row in rows[2:4]] == [["1 of 2", "8"], ["1 of 1", "12"]]
     assert [row[-1] for row in rows[:2]] == ["50 (0)", "–"], "a run without a clip has clipped nothing"
+    own = [row for row in parts if row[0] == "retrained"]
+    assert len(own) == 4
+    assert {row[3] for row in own} == {"–"}, "where cells do not have it, nothing is said"
+    for content, seed_own in zip(contents, (3.2, 3.4, 3.2), strict=True):
+        content["stop_reference"] = content["stop_reference"] | {"nll_general": seed_own}
+    row = next(line for line in experiments()["trajectories"].table(contents).splitlines() if "retrained " in line[:20])
+    own = [word.strip() for word in row.split("|")[1:-1]]
+    assert own[:4] == ["retrained", "–", "–", "0.300 (0.141)"], "once for each seed, however many methods have it"
+    assert own[7] == "0.0 (0.0)", "its own PrivLeak is the zero of the others"
     beyond = [*LOOKS[:3], (12, 50.0, 2.5, 3.6, 0.9), (16, 50.0, 20.0, 9.0, 1.0)]
     assert [x for x, _ in _points(run("a", beyond), "nll_general", "nll_forget")] == [0.0, 0.5, 1.5, 2.5], "too far"
     drawn = experiments()["trajectories"].figures("micro", contents)

@@ -35,7 +35,6 @@ def inputs(tmp_path_factory):
     return make_inputs(tmp_path_factory.mktemp("inputs"))
 
 
-@pytest.mark.slow
 def test_a_run_goes_on_bit_for_bit_and_saves_what_was_measured(inputs, tmp_path, monkeypatch):
     given = LORA | {"base_bits": 4}
     whole = run(inputs, tmp_path / "whole", **given)

@@ -32,6 +32,7 @@ from unteach.evaluation.inference import token_logprobs
 from unteach.method.losses import LOSSES
 from unteach.method.optimizers import make_optimizer
 from unteach.models import decoder_layers, distributed, find_folder, trainable_parameters
+from unteach.models.adapters import adapter_parameters, add_adapters, keep_base_in
 from unteach.planning.plan import plan
 from unteach.training.calibrate import measure
 from unteach.training.checkpoint import Checkpoints
@@ -64,6 +65,9 @@ FAST = [
     ALL | {"loss": "npo", "general_batch": 1, "micro_batch": 1},
     # Weights gathered in half precision.
     ALL | {"loss": "nlul", "trainable": "blocks", "dtype": torch.float32, "half": torch.bfloat16},
+    # Adapters, on weights that are divided, and on weights of four bits, which are whole on every rank.
+    ALL | {"loss": "nlul", "trainable": "blocks", "bits_under_adapters": 32},
+    ALL | {"loss": "nlul", "trainable": "blocks", "dtype": torch.float32, "bits_under_adapters": 4},
 ]
 SLOW = [case for case in EVERY if case not in FAST]
 
@@ -140,9 +144,12 @@ def check_optimizer(rank, **root_setting):
     raise AssertionError("a non-finite gradient on rank 0 must be refused on every rank")
 
 
-def make(loss, optimizer, trainable, tied, dtype, anchor=0.0, half=None, **settings):
+def make(loss, optimizer, trainable, tied, dtype, anchor=0.0, half=None, bits_under_adapters=None, **settings):
     model = small_llama(tied, dtype)
-    names = list(trainable_parameters(model, trainable))
+    if bits_under_adapters:
+        add_adapters(model, decoder_layers(model), rank=4)
+        keep_base_in(model.to(dtype), bits_under_adapters, None)
+    names = list(adapter_parameters(model) if bits_under_adapters else trainable_parameters(model, trainable))
     start = {name: value.detach().clone() for name, value in model.named_parameters() if name in names}
     if dist.is_initialized():
         distributed.shard(model, half=half)

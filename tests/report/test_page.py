@@ -133,9 +133,13 @@ def test_published_points_stand_only_beside_their_own_benchmark(tmp_path, beside
     tradeoff = page[page.index('id="tradeoff"') : page.index('id="training"')]
     assert ("open-unlearning, reproduction page" in tradeoff) == beside
     assert ("other harnesses" in tradeoff) == beside
+    assert ("QKL★, the paper, Table 1 (last epoch of the same runs as QKL)" in tradeoff) == beside
     assert ('id="published"' in page) == beside
     assert "SimNPO" not in page[page.index('id="scores"') : page.index('id="tradeoff"')]
-    assert "<details open" not in page.partition('id="published"')[2]
+    figures = page.partition('id="published"')[2]
+    assert "<details open" not in figures
+    assert ("QKL<small>step 400 of three runs" in figures) == beside
+    assert ("QKL★<small>last epoch of the same runs" in figures) == beside
 
 
 def test_why_privleak_is_missing_is_said(tmp_path):

@@ -377,6 +377,18 @@ def test_table_one_is_the_mean_and_standard_error_of_the_logs(name):
         assert row["metrics"][metric]["spread"] == pytest.approx(statistics.pstdev(values) / 3**0.5, abs=0.06)
 
 
+def test_the_rows_of_one_set_of_runs_say_so_where_they_are_shown():
+    """Table 1's QKL and QKL★ are the same three runs, at step 400 and at their ends, wherever a row or point stands."""
+    noted = {r["name"]: r["note"] for r in published()["paper"]["rows"] if "note" in r}
+    assert noted == {
+        "MT + NLUL + QKL": "step 400 of three runs",
+        "MT + NLUL + QKL★": "last epoch of the same runs as QKL",
+    }
+    points = [point for name in ("muse-news", "muse-books") for point in published_points(name) if point.note]
+    assert {point.name: point.note for point in points} == noted
+    assert len(points) == 2, "not the row of that name on MUSE-Books"
+
+
 def test_published_curves_are_whole_and_points_belong_to_exactly_named_benchmarks():
     for run in published()["paper_runs"]["runs"]:
         assert len({len(values) for values in run["curve"].values()}) == 1, run["log"]

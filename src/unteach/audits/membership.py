@@ -4,7 +4,7 @@ MUSE's membership test (loss, loss over that of the lower-cased or compressed te
 AUC two-sided with its interval: documents that are *less* likely than never-seen ones give themselves away, too.
 Near-duplicates: in a copy of each document one name or number is exchanged, everywhere in it, for one that stands
 behind the same word elsewhere. A model that forgot finds both alike likely (the retrained embedded one prefers the true
-one in 48 %); one that only hides the documents still prefers the true one.
+one in 47, 48 and 55 % of 120 pairs, by seed); one that only hides the documents still prefers the true one.
 """
 
 from __future__ import annotations

@@ -182,7 +182,8 @@ def write_readme(folder: CellFolder) -> Path:
         shown |= {content["name"] for content in mine}
         parts += [f"## {name}: {entry.title}", textwrap.fill(entry.see, 120), entry.table(mine)]
         for row, group in by_name(mine).items():
-            if any(content["settings"] != group[0]["settings"] for content in group):
+            fixed = [{key: value for key, value in c["settings"].items() if key not in entry.drawn} for c in group]
+            if any(settings != fixed[0] for settings in fixed):
                 parts.append(f"The seeds of {row} have different settings.")
     write_whole(folder.folder / README, "\n\n".join(parts) + "\n")
     return folder.folder / README

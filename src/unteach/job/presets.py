@@ -24,6 +24,11 @@ _ADAMW: dict[str, Any] = _ALL_TOKENS | {
 _NLUL: dict[str, Any] = {"loss": "nlul", "loss_options": {"tolerance": 0.02}}
 _NPO: dict[str, Any] = {"loss": "npo", "loss_options": {"beta": 0.1, "ratio": "mean"}, "lr": 1e-5}
 _KL, _QKL = {"divergence": "kl_reverse"}, {"divergence": "qkl_frozen"}
+_LL = {"loss": "ll"}
+_NPO_OF_LOSSES: dict[str, Any] = {"loss": "npo", "loss_options": {"beta": 0.5, "ratio": "mean"}}
+_OF_LOSSES: dict[str, Any] = _TEACHER | _QKL | {"momentum": 0.9}
+_ESCAPE: dict[str, Any] = _ADAMW | _QKL | {"alpha": 1.0}
+"""Out of the starting point, before the mean teacher."""
 _RUN: dict[str, Any] = {
     "document_mode": "truncate", "batch": 40, "general_batch": 40, "trainable": "blocks", "evaluate_every": 100,
     "max_steps": 2000, "stop": {"utility_floor": float("inf"), "plateau": 0, "refine": False},
@@ -31,6 +36,7 @@ _RUN: dict[str, Any] = {
 _BOOKS: dict[str, Any] = {"document_mode": "chunk"}
 _STEPS = {"stop": _RUN["stop"] | {"metric": "verbmem_f <= -1"}}
 """No stop rule: no score is below 0."""
+_STAR = {"stop": _RUN["stop"] | {"metric": "knowmem_f <= reference"}}
 
 
 def _row(config: str, about: str, method: dict[str, Any], **run: Any) -> tuple[str, str, dict[str, Any]]:
@@ -40,10 +46,14 @@ def _row(config: str, about: str, method: dict[str, Any], **run: Any) -> tuple[s
 PRESETS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "paper-mt-nlul-kl": _row("muse-news-mt-nlul-kl", "Table 1, News: MT + NLUL + KL", _TEACHER | _NLUL | _KL),
     "paper-mt-nlul-qkl": _row("muse-news-mt-nlul-qkl", "Table 1, News: MT + NLUL + QKL", _TEACHER | _NLUL | _QKL),
+    "paper-mt-nlul-qkl-star": _row(
+        "muse-news-mt-nlul-qkl-star", "Table 1, News: MT + NLUL + QKL★; needs --reference and --questions",
+        _TEACHER | _NLUL | _QKL, **_STAR,
+    ),
     "paper-adamw-npo-kl": _row(
         "muse-news-adamw-npo-kl", "Table 1, News: AdamW + NPO + KL", _ADAMW | _NPO | _KL, batch=80
     ),
-    "paper-adamw-ll-kl": _row("muse-news-adamw-ll-kl", "Table 1, News: AdamW + LL + KL", _ADAMW | _KL | {"loss": "ll"}),
+    "paper-adamw-ll-kl": _row("muse-news-adamw-ll-kl", "Table 1, News: AdamW + LL + KL", _ADAMW | _KL | _LL),
     "paper-adamw-nlul-kl": _row(
         "muse-news-adamw-nlul-kl", "Table 1, News: AdamW + NLUL + KL", _ADAMW | _NLUL | _KL
     ),
@@ -68,6 +78,25 @@ PRESETS: dict[str, tuple[str, str, dict[str, Any]]] = {
         "sequential-adamw-npo-kl", "Figure 4, one request: AdamW + NPO + KL", _ADAMW | _NPO | _KL | {"warmup": 0},
         batch=80, general_batch=80, max_steps=200, **_STEPS,
     ),
+    "paper-losses-mt-ll-qkl": _row("loss-ablation-mt-ll-qkl", "Figure 1: MT + LL + QKL", _OF_LOSSES | _LL),
+    "paper-losses-mt-npo-qkl": _row(
+        "loss-ablation-mt-npo-qkl", "Figure 1: MT + NPO + QKL", _OF_LOSSES | _NPO_OF_LOSSES
+    ),
+    "paper-losses-mt-nlul-qkl": _row(
+        "loss-ablation-mt-nlul-qkl", "Figure 1: MT + NLUL + QKL", _OF_LOSSES | _NLUL | {"teacher_rate": 5.0},
+        batch=80, evaluate_every=250,
+    ),
+    "paper-losses-mt-it-qkl": _row(
+        "loss-ablation-mt-it-qkl", "Figure 1: MT + IT + QKL; needs --base", _OF_LOSSES | {"loss": "it"}, max_steps=3000
+    ),
+    "paper-losses-adamw-then-mt-ll-qkl": _row(
+        "loss-ablation-adamw-then-mt-ll-qkl", "Figure 1: MT + LL + QKL after AdamW", _TEACHER | _QKL | _LL,
+        phases=[_ESCAPE | _LL | {"steps": 300}], max_steps=400, **_STEPS,
+    ),
+    "paper-losses-adamw-then-mt-npo-qkl": _row(
+        "loss-ablation-adamw-then-mt-npo-qkl", "Figure 1: MT + NPO + QKL after AdamW", _TEACHER | _QKL | _NPO_OF_LOSSES,
+        phases=[_ESCAPE | _NPO_OF_LOSSES | {"steps": 400}], max_steps=2400,
+    ),
 }  # fmt: skip
 """By name: the file of ``configs/`` that has the whole row, what it is in the paper, and the settings."""
 
@@ -81,4 +110,4 @@ def preset(name: str) -> dict[str, Any]:
 
 def listing() -> str:
     """A line for each preset."""
-    return "\n".join(f"{name:30} {about}" for name, (_, about, _) in PRESETS.items())
+    return "\n".join(f"{name:34} {about}" for name, (_, about, _) in PRESETS.items())

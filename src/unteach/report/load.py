@@ -363,6 +363,8 @@ class Published:
     name: str
     source: str
     metrics: Mapping[str, float]
+    note: str = ""
+    """Where in which runs it was measured, if other rows are of the same runs."""
 
 
 PUBLISHED = {"muse-news": "MUSE-News", "muse-books": "MUSE-Books"}
@@ -379,8 +381,9 @@ def published_points(benchmark: str) -> list[Published]:
     """Points for the trade-off panels: others' methods, the paper's rows, then the paper's single runs."""
     lists = published()["others"], published()["paper"]["rows"], published()["paper_runs"]["runs"]
     others, rows, runs = ([entry for entry in entries if entry["benchmark"] == benchmark] for entries in lists)
-    named = [(point["name"], group["source"], point["metrics"]) for group in others for point in group["points"]]
+    named = [(point["name"], group["source"], point["metrics"], "") for group in others for point in group["points"]]
     for row in rows:
-        named.append((row["name"], "the paper, Table 1", {key: cell["value"] for key, cell in row["metrics"].items()}))
+        figures = {key: cell["value"] for key, cell in row["metrics"].items()}
+        named.append((row["name"], "the paper, Table 1", figures, row.get("note", "")))
     single = [Published(None, run["name"], f"log {run['log']}", run["metrics"]) for run in runs]
     return [Published(place, *entry) for place, entry in enumerate(named, 1)] + single

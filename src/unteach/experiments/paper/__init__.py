@@ -54,6 +54,8 @@ class Experiment:
     """Its figures; the benchmark's name is part of theirs."""
     measures: bool = True
     """False: it shows what another experiment has measured."""
+    drawn: Sequence[str] = ()
+    """Settings that every seed draws anew, as its table says; others are to be the same for all seeds of a row."""
 
 
 @functools.cache

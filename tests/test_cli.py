@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import html
 import importlib.util
 import io
 import json
@@ -133,7 +134,13 @@ def test_without_its_rule_met_a_run_says_so_everywhere(inputs, whole):
     assert result["forgotten"] is json.loads((run / "result.json").read_text())["forgotten"] is False
     card = (run / "model/README.md").read_text()
     assert "unlearned: not enough by its own rule\n" in card
-    assert "not met: too many steps" in (run / "report.html").read_text()
+    page = html.unescape((run / "report.html").read_text())
+    assert "not met: too many steps" in page
+    fails = result["stop"]["reason"].partition("; not met: ")[2]
+    assert re.fullmatch(r"verbmem_f [\d.]+ \(wanted: <= -1\)", fails)
+    assert fails in page
+    assert fails in card
+    assert fails in err
     log = (run / "run.log").read_text().splitlines()
     assert log[: len(err.splitlines())] == err.splitlines()
     assert f"NOT forgotten: {result['stop']['reason']} (step 4)" in log

@@ -149,7 +149,8 @@ class Search:
         before: Scores before the first step.
         every: Steps between evaluations.
         last: The step at which the run ends in any case.
-        utility_floor: The run ends where ``nll_general`` has risen by more nats per token than this.
+        utility_floor: The run ends where ``nll_general`` has risen by more nats per token than this. Keep text has no
+            floor: in good deep runs its loss rises by more, and falls again.
         patience: Where the distance from the rule has not fallen over so many evaluations, ``every`` steps apart, α is
             raised, once; after as many more without progress the run ends. 0: never.
         narrow: Go back where an evaluation finds the rule met; else the model found is kept, and evaluations come every

@@ -47,6 +47,8 @@ class _Position:
     seconds: float = 0.0
     pull: float = 1.0
     """By what α has grown (``alpha_growth``)."""
+    beyond: bool = False
+    """Whether the last look found forgetting beyond a limit of its rule: α then shrinks, if it is one that grows."""
     micro_batch: int | None = None
     """To what memory that ran out has reduced it."""
 
@@ -71,7 +73,8 @@ def unlearn(
 ) -> Outcome:
     """Unlearn until the search for a model that meets the stop rule ends: there, at a plateau or at ``max_steps``.
 
-    All batches are functions of the step, so steps that are made again, after going back or resuming, are the same.
+    All batches are functions of the step, so steps that are made again, after going back or resuming, are the same;
+    with ``alpha_growth`` only after resuming, as looks that come more often may turn α sooner.
 
     Args:
         model: The student; computes with the teacher's weights inside ``optimizer.teacher_weights()``.
@@ -176,7 +179,7 @@ def unlearn(
         if method.alpha_growth or search.pull != 1:
             row["alpha"] = alpha
         if method.alpha_growth:
-            grows = row["divergence"] < method.hold_budget
+            grows = row["divergence"] < method.hold_budget and not at.beyond
             at.pull *= 1 + method.alpha_growth if grows else 1 / (1 + method.alpha_growth)
         at.step += 1
         took = time.perf_counter() - started
@@ -187,6 +190,7 @@ def unlearn(
         if search.is_due(at.step):
             scores = evaluate(at.step)
             log(row | {name: value for name, value in scores.items() if name not in row})
+            at.beyond = search.rule is not None and search.rule.beyond(scores)
             move = search.look(at.step, scores, method.loops_every)
             if move.rule == "stop" and move.step == at.step:
                 move = search.confirmed(move, confirm())

@@ -43,11 +43,18 @@ class Condition:
         """Whether the metric has reached its value; one that was not measured has not."""
         return self.metric in scores and _COMPARE[self.comparison](scores[self.metric], self.value)
 
+    def beyond(self, scores: Mapping[str, float]) -> float:
+        """How far the metric has gone beyond its limit; 0 where it has not, or is not known."""
+        if self.limit is None or self.metric not in scores:
+            return 0.0
+        over = scores[self.metric] - self.limit
+        return max(0.0, over if ">" in self.comparison else -over)
+
     def distance(self, scores: Mapping[str, float]) -> float:
         """How far the metric is from where it should be, in units of ``scale``; 0 where it is there or not known."""
         value = scores.get(self.metric, self.value)
-        if self.limit is not None and not _COMPARE["<=" if ">" in self.comparison else ">="](value, self.limit):
-            return abs(value - self.limit) / self.scale
+        if over := self.beyond(scores):
+            return over / self.scale
         return 0.0 if self.crossed(scores) else abs(value - self.value) / self.scale
 
     def holds(self, scores: Mapping[str, float]) -> bool:
@@ -93,6 +100,10 @@ class StopRule:
     def distance(self, scores: Mapping[str, float]) -> float:
         """The sum of the conditions' distances: the score by which models that do not meet the rule are compared."""
         return sum(condition.distance(scores) for condition in self.conditions)
+
+    def beyond(self, scores: Mapping[str, float]) -> bool:
+        """Whether a metric has gone beyond its limit."""
+        return any(condition.beyond(scores) for condition in self.conditions)
 
     def looping(self, scores: Mapping[str, float]) -> bool:
         """Whether there is too much degenerate output to stop here."""

@@ -1,6 +1,7 @@
 import copy
 import dataclasses
 import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from unteach.method.losses import LOSSES
 from unteach.method.optimizers import AnchoredAdamW, make_optimizer
 from unteach.method.vocab_head import Head, token_log_odds
 from unteach.models import trainable_parameters
+from unteach.training import loop
 from unteach.training.checkpoint import Checkpoints
 from unteach.training.passes import LogOddsOfModel, Reading, forget_term, held_term, hidden_states
 from unteach.training.stopping import Condition, StopRule
@@ -249,6 +251,35 @@ def test_a_run_that_stands_still_is_pulled_harder_also_after_a_pause_and_ends_wi
     assert [{k: v for k, v in row.items() if k not in timing} for row in steps + rest] == [
         {k: v for k, v in row.items() if k not in timing} for row in rows
     ]
+
+
+def test_time_is_counted_by_what_it_was_spent_on_in_all_parts_of_a_run(tmp_path, monkeypatch):
+    """By a clock on which a step takes one second, a look ten and all before them three; steps made again count."""
+    now, rows = 0.0, []
+
+    def passes(seconds, result=None):
+        nonlocal now
+        now += seconds
+        return result
+
+    def went(folder, **options):
+        started = now
+        passes(3)
+        evaluate = lambda step: passes(10, {"verbmem_f": 80.0 if step < 8 else 10.0, "nll_general": 1.0})  # noqa: E731
+        options = {"log": rows.append, "started": started} | options
+        return run(tmp_path / folder, evaluate, recital(), **options)[0].spent
+
+    train_step = loop.train_step
+    monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: now))
+    monkeypatch.setattr(loop, "train_step", lambda *given, **more: passes(1, train_step(*given, **more)))
+    steps, looks = 5 + 5 + 3, 10 * len([5, 10, 6, 7, 8])
+    assert went("whole") == {"steps": steps, "looks": looks, "earlier": 0}
+    for pause_after, earlier in ((3, 3 + 3), (5, 3 + 5 + 10), (7, 3 + 7 + 10), (12, 3 + 12 + 40)):
+        rows.clear()
+        with pytest.raises(Interrupted):
+            went(f"paused_{pause_after}", paused=lambda n=pause_after: len(rows) >= n)
+        passes(1000)  # nobody works on it
+        assert went(f"paused_{pause_after}", resume=True) == {"steps": steps, "looks": looks, "earlier": earlier}
 
 
 AUC = "auc_forget_holdout_min_40"

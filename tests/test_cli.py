@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import html
 import importlib.util
 import io
 import json
@@ -133,10 +134,22 @@ def test_without_its_rule_met_a_run_says_so_everywhere(inputs, whole):
     assert result["forgotten"] is json.loads((run / "result.json").read_text())["forgotten"] is False
     card = (run / "model/README.md").read_text()
     assert "unlearned: not enough by its own rule\n" in card
-    assert "not met: too many steps" in (run / "report.html").read_text()
+    page = html.unescape((run / "report.html").read_text())
+    assert "not met: too many steps" in page
+    fails = result["stop"]["reason"].partition("; not met: ")[2]
+    assert re.fullmatch(r"verbmem_f [\d.]+ \(wanted: <= -1\)", fails)
+    assert fails in page
+    assert fails in card
+    assert fails in err
     log = (run / "run.log").read_text().splitlines()
     assert log[: len(err.splitlines())] == err.splitlines()
     assert f"NOT forgotten: {result['stop']['reason']} (step 4)" in log
+    spent = json.loads((run / "result.json").read_text())["seconds_of"]
+    assert list(spent) == ["steps", "looks", "rest"]
+    assert sum(spent.values()) == pytest.approx(result["seconds"])
+    assert min(spent.values()) > 0
+    line = next(line for line in log if line.startswith("seconds: "))
+    assert f"looks of the stop rule {spent['looks']:.0f} ({spent['looks'] / result['seconds']:.0%})" in line
     rows, looks = (
         [json.loads(line) for line in (run / name).read_text().splitlines()]
         for name in ("metrics.jsonl", "evaluations/stop.jsonl")
@@ -193,6 +206,7 @@ def test_interrupted_it_names_itself_and_can_be_finished(inputs, tmp_path, monke
     assert "warning: accepted: seed was 0 and is 1" in err
     result = json.loads(out)
     assert (result["steps"], result["stop"]["rule"], result["forgotten"]) == (1, "finished", False)
+    assert result["seconds_of"]["steps"] == json.loads((run / "metrics.jsonl").read_text())["seconds"]
     assert f"go on with: unteach forget --resume {run}; or" in err
     assert "not enough" in (run / "model/README.md").read_text()
     assert load([run]).runs[0].rule == "not met: ended by hand"

@@ -67,7 +67,7 @@ class Method:
     """α, the weight of the forget loss. None: measured (mean teacher), 0.2 (AdamW)."""
     alpha_growth: float = 0.0
     """By this share α grows at every step at which the held texts diverge by less than hold_budget, and shrinks at the
-    others: it is then found, not set. 0: α is fixed."""
+    others, and where the last look found forgetting beyond parity: it is then found, not set. 0: α is fixed."""
     hold_budget: float = 0.1
     """Nats per token that the held texts may diverge by, where α grows."""
     lr: float | None = None

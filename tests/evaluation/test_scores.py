@@ -111,6 +111,15 @@ def test_kept_documents_are_measured_without_holdout_texts_and_change_the_hash_o
     assert dataclasses.replace(kept, verbatim_retain=()).data_sha256 != kept.data_sha256
 
 
+def test_a_stop_rule_sees_the_loss_of_kept_text_with_and_without_texts_to_compare_with(reciter, tokenizer, scores):
+    alone = dataclasses.replace(BENCHMARK, membership_forget=(), membership_holdout=())
+    compared = {"nll_forget", "nll_retain", "nll_holdout", "auc_forget_holdout_min_40", "auc_forget_holdout_ppl"}
+    for benchmark, names in ((alone, {"nll_retain"}), (BENCHMARK, compared)):
+        found = evaluate(reciter, tokenizer, benchmark, measurements=("membership", "nll_retain"))
+        assert set(found) == names
+        assert found["nll_retain"] == pytest.approx(scores["nll_retain"], rel=1e-6)
+
+
 def test_file_format(scores, tmp_path):
     scores.write(tmp_path / "new" / "scores.json")
     content = json.loads((tmp_path / "new" / "scores.json").read_text(encoding="utf-8"))

@@ -185,6 +185,18 @@ def test_a_base_model_that_saw_the_documents_is_named_and_the_run_goes_on(given,
 
 
 @pytest.mark.usefixtures("run_alone")
+def test_keep_text_is_watched_at_every_look_without_holdout_documents(given, tmp_path):
+    assert run(given, tmp_path / "run", "--keep", given / "keep.jsonl") in (0, 3)
+    looks = [json.loads(line) for line in (tmp_path / "run/evaluations/stop.jsonl").read_text().splitlines()]
+    assert [look["step"] for look in looks] == [0, 1]
+    assert all(look["nll_retain"] > 0 for look in looks)
+    final = json.loads((tmp_path / "run/result.json").read_text())
+    assert looks[0]["nll_retain"] == pytest.approx(final["before"]["nll_retain"])
+    (about,) = [part for part in final["verdict"][3]["parts"] if part["question"] == "kept documents"]
+    assert (about["before"], about["value"]) == (final["before"]["nll_retain"], final["after"]["nll_retain"])
+
+
+@pytest.mark.usefixtures("run_alone")
 def test_defaults_of_one_method_do_not_leak_into_another(given, tmp_path):
     """What ran stands in the run's config: AdamW with NPO looks at all tokens and leaves loops alone, as published."""
     assert run(given, tmp_path / "run", "--optimizer", "adamw", "--loss", "npo") in (0, 3)

@@ -11,7 +11,7 @@ from unteach.data import Documents
 from unteach.errors import InputError
 from unteach.evaluation.metrics import RAW_AUC
 from unteach.job.inputs import Inputs, choice
-from unteach.job.probes import LOSS_AUC, run_probes, saw_the_documents, stop_rule
+from unteach.job.probes import CHEAP, GENERAL_TEXTS, LOSS_AUC, run_probes, saw_the_documents, stop_rule
 from unteach.models import load_tokenizer
 
 RECITAL = {"verbmem_f": 99.0, "verbmem_holdout": 12.0, "degenerate": 1.0, "nll_general": 3.0}
@@ -46,6 +46,18 @@ def test_own_documents_are_measured_on_what_was_given():
     assert (len(kept.membership_retain), len(kept.membership_holdout)) == (3, 5)
     short = Documents("short", ["a word"])
     assert probes(documents="x", watched=short).final.verbatim_retain == (), "too short for a passage"
+
+
+@pytest.mark.parametrize("documents", ["x", "micro:forget"])
+def test_keep_text_is_watched_with_and_without_holdout_documents(documents):
+    """At every look, by its loss alone where nothing is there to compare membership with."""
+    kept = texts("retain", 12)
+    for holdout, compared in ((None, False), (texts("holdout", 5), True)):
+        found = probes(documents=documents, watched=kept, holdout=holdout)
+        assert 0 < len(found.stop.membership_retain) <= GENERAL_TEXTS
+        assert bool(found.stop.membership_forget) == bool(found.stop.membership_holdout) == compared
+    assert probes(documents=documents).stop.membership_retain == ()
+    assert "nll_retain" in CHEAP
 
 
 def test_a_rule_can_be_measured_on_the_passages_and_questions_of_a_benchmark(tmp_path):

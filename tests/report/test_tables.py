@@ -114,6 +114,7 @@ def test_the_stop_rules_scores_are_drawn_with_what_they_had_to_reach(tmp_path):
     rows = [{"step": step, "verbmem_f": 90.0 - step, AUC: step / 20, **seen} for step in (0, 5, 10)]
     write_lines(folder / "evaluations" / "stop.jsonl", rows)
     text = f"{AUC} >= 0.4488 and not beyond 0.55 (never-seen text) and verbmem_f <= 18.2 (its own) was not met"
+    text += f"; not met: {AUC} 0.3 (wanted: >= 0.4488 and not beyond 0.55)"
     changed(folder / "result.json", stop={"rule": "max_steps", "reason": text, "step": 20})
     assert load([folder]).runs[0].goals == {AUC: 0.4488, "verbmem_f": 18.2}
     lines = {

@@ -1,5 +1,7 @@
 import copy
 import dataclasses
+import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,8 +16,10 @@ from unteach.method.losses import LOSSES
 from unteach.method.optimizers import AnchoredAdamW, make_optimizer
 from unteach.method.vocab_head import Head, token_log_odds
 from unteach.models import trainable_parameters
+from unteach.training import loop
 from unteach.training.checkpoint import Checkpoints
 from unteach.training.passes import LogOddsOfModel, Reading, forget_term, held_term, hidden_states
+from unteach.training.stopping import Condition, StopRule
 from unteach.training.texts import Texts
 
 METHOD = mean_teacher()
@@ -247,6 +251,84 @@ def test_a_run_that_stands_still_is_pulled_harder_also_after_a_pause_and_ends_wi
     assert [{k: v for k, v in row.items() if k not in timing} for row in steps + rest] == [
         {k: v for k, v in row.items() if k not in timing} for row in rows
     ]
+
+
+def test_time_is_counted_by_what_it_was_spent_on_in_all_parts_of_a_run(tmp_path, monkeypatch):
+    """By a clock on which a step takes one second, a look ten and all before them three; steps made again count."""
+    now, rows = 0.0, []
+
+    def passes(seconds, result=None):
+        nonlocal now
+        now += seconds
+        return result
+
+    def went(folder, **options):
+        started = now
+        passes(3)
+        evaluate = lambda step: passes(10, {"verbmem_f": 80.0 if step < 8 else 10.0, "nll_general": 1.0})  # noqa: E731
+        options = {"log": rows.append, "started": started} | options
+        return run(tmp_path / folder, evaluate, recital(), **options)[0].spent
+
+    train_step = loop.train_step
+    monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: now))
+    monkeypatch.setattr(loop, "train_step", lambda *given, **more: passes(1, train_step(*given, **more)))
+    steps, looks = 5 + 5 + 3, 10 * len([5, 10, 6, 7, 8])
+    assert went("whole") == {"steps": steps, "looks": looks, "earlier": 0}
+    for pause_after, earlier in ((3, 3 + 3), (5, 3 + 5 + 10), (7, 3 + 7 + 10), (12, 3 + 12 + 40)):
+        rows.clear()
+        with pytest.raises(Interrupted):
+            went(f"paused_{pause_after}", paused=lambda n=pause_after: len(rows) >= n)
+        passes(1000)  # nobody works on it
+        assert went(f"paused_{pause_after}", resume=True) == {"steps": steps, "looks": looks, "earlier": earlier}
+
+
+AUC = "auc_forget_holdout_min_40"
+
+
+def grown(folder, budget, aucs=None, **options):
+    """The rows of a run whose α grows by a tenth a step, looked at every second step, and its weights."""
+    rule = StopRule((Condition("verbmem_f", "<=", 20.0), Condition(AUC, ">=", 0.5, limit=0.55)))
+    method, rows = mean_teacher(alpha_growth=0.1, hold_budget=budget), []
+
+    def evaluate(step):
+        return {"verbmem_f": 90.0, "nll_general": 1.0, AUC: (aucs or {}).get(step, 0.1)}
+
+    made = make(method=method, max_steps=10, evaluate_every=2)
+    _, weights = run(folder, evaluate, rule, made, **{"log": rows.append} | options)
+    return rows, weights
+
+
+def factors(rows):
+    """What α was multiplied by from each step to the next."""
+    return [round(second["alpha"] / first["alpha"], 6) for first, second in itertools.pairwise(rows)]
+
+
+UP, DOWN = 1.1, round(1 / 1.1, 6)
+
+
+def test_alpha_grows_within_the_budget_and_shrinks_over_it(tmp_path):
+    rows, _ = grown(tmp_path / "within", 1e9)
+    assert rows[0]["alpha"] == METHOD.alpha
+    assert factors(rows) == [UP] * 9
+    assert factors(grown(tmp_path / "over", 0.0)[0]) == [DOWN] * 9
+    most = sorted(row["divergence"] for row in rows)[5]
+    between, _ = grown(tmp_path / "between", most)
+    assert factors(between) == [UP if row["divergence"] < most else DOWN for row in between[:-1]]
+    assert {*factors(between)} == {UP, DOWN}
+
+
+def test_alpha_falls_beyond_parity_and_rises_again_before_it_also_after_a_pause(tmp_path):
+    """Looks at steps 4 and 6 find the AUC too high; the steps after them make α smaller."""
+    aucs = {4: 0.7, 6: 0.56, 8: 0.52}
+    rows, expected = grown(tmp_path / "whole", 1e9, aucs)
+    assert factors(rows) == [UP] * 4 + [DOWN] * 4 + [UP]
+    for pause_after in (3, 5, 6, 7):
+        steps, folder = [], tmp_path / f"paused_{pause_after}"
+        with pytest.raises(Interrupted):
+            grown(folder, 1e9, aucs, log=steps.append, paused=lambda n=pause_after, s=steps: len(s) >= n)
+        rest, weights = grown(folder, 1e9, aucs, resume=True)
+        assert [row["alpha"] for row in steps + rest] == [row["alpha"] for row in rows]
+        assert same(weights, expected), f"paused after step {pause_after}"
 
 
 def test_the_first_model_there_is_kept_if_all_later_ones_loop(tmp_path):

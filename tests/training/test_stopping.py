@@ -274,6 +274,44 @@ def test_the_best_evaluated_step_is_kept_where_the_rule_is_never_met():
     assert evaluated[-1] == 60
 
 
+AUC_WANTED = f"{AUC} 0.45 (wanted: >= 0.5 and not beyond 0.55)"
+
+
+@pytest.mark.parametrize(
+    ("scores_of", "options", "step", "ended", "fails"),
+    [
+        (lambda n: {"verbmem_f": 10.0, AUC: 0.45, "knowmem_f": 5.0}, {}, 30, "max_steps", AUC_WANTED),
+        (lambda n: {"verbmem_f": 30.0 + n, AUC: 0.45, "knowmem_f": 5.0}, {}, 10, "max_steps",
+         f"verbmem_f 40 (wanted: <= 20), {AUC_WANTED}"),
+        (lambda n: {"verbmem_f": 10.0, AUC: 0.45, "knowmem_f": 8.0 + n}, {"patience": 1, "last": 90}, 10, "plateau",
+         f"{AUC_WANTED}, knowmem_f 18 (wanted: <= 7)"),
+        (lambda n: {"verbmem_f": 10.0, AUC: 0.45, "knowmem_f": 5.0, "nll_general": 2.0}, {}, 10, "utility_floor",
+         AUC_WANTED),
+        (lambda n: {"verbmem_f": 10.0, AUC: 0.45}, {}, 30, "max_steps",
+         f"{AUC_WANTED}, knowmem_f 90 when last measured (wanted: <= 7)"),
+        (lambda n: {"verbmem_f": 10.0, AUC: 0.7 if n > 8 else 0.1, "knowmem_f": 5.0}, {}, 9, "nearest",
+         f"{AUC} 0.7 (wanted: >= 0.5 and not beyond 0.55)"),
+        (lambda n: {"verbmem_f": 10.0, AUC: 0.7 if n > 8 else 0.45, "knowmem_f": 5.0}, {}, 8, "nearest", AUC_WANTED),
+    ],
+)  # fmt: skip
+def test_the_reason_names_the_conditions_that_do_not_hold_of_the_model_that_is_kept(
+    scores_of, options, step, ended, fails
+):
+    _, move = drive(scores_of, PARITY, **options)
+    assert (move.step, move.rule) == (step, ended)
+    assert move.reason.partition("; not met: ")[2] == fails
+
+
+def test_ended_by_hand_it_says_what_does_not_hold_too():
+    def finished(verbmem, degenerate, rule=None):
+        search = Search(rule or recital(5.0), BEFORE, every=10, last=100, utility_floor=0.5)
+        return search.finish(3, {"verbmem_f": verbmem, "degenerate": degenerate, "nll_general": 1.0}).reason
+
+    assert finished(45.0, 0.0).endswith("; not met: verbmem_f 45 (wanted: <= 20)")
+    assert finished(15.0, 9.0).endswith("; not met: degenerate 9 (wanted: <= 5)")
+    assert finished(20.0, 0.0, parse_rule("verbmem_f < 20", ["verbmem_f"])).endswith("verbmem_f 20 (wanted: < 20)")
+
+
 def test_what_was_not_measured_counts_as_it_was_not_as_forgotten():
     """Knowledge is asked for at step 20 only, and found: the steps at which nobody asked are no better for that."""
     search = Search(PARITY, BEFORE, every=5, last=100, utility_floor=0.5)

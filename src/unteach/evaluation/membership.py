@@ -138,6 +138,13 @@ def _add_privleak(evaluation: "Evaluation", scores: tuple[list[float], list[floa
         )
 
 
+def measure_kept_text(evaluation: "Evaluation", name: str) -> None:
+    """Add the loss of the retain texts, as membership has it."""
+    scores, _ = score_texts(evaluation, {"retain": evaluation.benchmark.membership_retain}, lower=False)
+    losses = [text["ppl"] for text in scores["retain"]]
+    evaluation.add(name, float(np.mean(losses)), (None, None), len(losses))
+
+
 def measure_general_text(evaluation: "Evaluation", name: str) -> None:
     """Add the loss per token on general text."""
     texts = evaluation.benchmark.general_texts

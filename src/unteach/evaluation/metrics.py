@@ -303,6 +303,14 @@ def _membership(evaluation: Evaluation, name: str) -> None:
     measure_membership(evaluation, for_stop_rule=name == "membership")
 
 
+@measurement("nll_retain", "membership_retain", by_default=False)
+def _kept_text(evaluation: Evaluation, name: str) -> None:
+    from unteach.evaluation.membership import measure_kept_text
+
+    if name not in evaluation.metrics:  # else it came with membership
+        measure_kept_text(evaluation, name)
+
+
 @measurement("mmlu_val", "multiple_choice", absent="multiple-choice questions")
 def _multiple_choice(evaluation: Evaluation, name: str) -> None:
     from unteach.evaluation.memory import answer_choices

@@ -79,6 +79,7 @@ def ended(
         *_before_and_after(result.before, result.after),
         f"{'' if result.forgotten else 'NOT forgotten: '}{result.stop['reason']} (step {result.steps})",
         *verdict.lines(result.verdict),
+        _time(result),
         f"all scores: {run / 'result.json'}",
         f"model:      {run / 'model'}",
         f"receipt:    {run / RECEIPT}{f', signed: {sign_receipt(run, Path(key)).name}' if key else ''}",
@@ -90,6 +91,12 @@ def ended(
         lines.append(f"hub:        {content['pushed'] or upload}")
     add_to_log(run, lines)
     return content, lines
+
+
+def _time(result: ForgetResult) -> str:
+    """What the run's time was spent on."""
+    steps, looks, rest = (f"{seconds:.0f} ({seconds / result.seconds:.0%})" for seconds in result.seconds_of.values())
+    return f"seconds:    {result.seconds:.0f}: steps {steps}, looks of the stop rule {looks}, the rest {rest}"
 
 
 def _before_and_after(before: Mapping[str, float], after: Mapping[str, float]) -> list[str]:

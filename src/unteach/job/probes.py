@@ -34,7 +34,7 @@ __all__ = ["CHEAP", "STOP", "Probes", "in_a_line", "run_probes", "saw_the_docume
 
 GENERAL_TEXTS = 16
 """General texts of a stop rule: the same before and after, they show a loss of half a nat well enough."""
-CHEAP = ("verbmem_f", "nll_general", "membership")
+CHEAP = ("verbmem_f", "nll_general", "membership", "nll_retain")
 """What is measured at every evaluation of a stop rule, as far as there is something to measure it on."""
 STOP = (*CHEAP, "verbmem_holdout", "knowmem_f", "knowmem_r")
 """What is measured before the first step."""
@@ -103,7 +103,7 @@ def run_probes(
         stop, whole = micro.load_benchmark("stop"), micro.load_benchmark("measure")  # it has its own
         kept = micro.probes("retain", "measure")[: config.probes]
         final = dataclasses.replace(whole, verbatim_retain=kept)
-        return Probes(_cheap(stop, config, parity=parity, detectable=detectable), final)
+        return Probes(_cheap(stop, config, parity=parity, detectable=detectable, keeps=watched is not None), final)
     never_seen = inputs.holdout or heldout
     lengths = token_lengths(documents, tokenizer)
     sizes: dict[str, Any] = {"first_chunk": config.document_mode == "truncate", "seed": config.seed}
@@ -142,7 +142,8 @@ def run_probes(
         said = final.notes[-1]
     if config.stop.probes:
         stop, said = benchmarks_own(config.stop.probes, stop), ""
-    return Probes(_cheap(stop, config, parity=parity, detectable=detectable), final, said)
+    cheap = _cheap(stop, config, parity=parity, detectable=detectable, keeps=watched is not None)
+    return Probes(cheap, final, said)
 
 
 def benchmarks_own(probes: str, cut: Benchmark) -> Benchmark:
@@ -174,8 +175,9 @@ def _with_names(half: Benchmark, unseen: Sequence[Probe], tokenizer: Any, most: 
     return dataclasses.replace(half, verbatim_forget=asked, verbatim_holdout=alike, notes=(*half.notes, note))
 
 
-def _cheap(benchmark: Benchmark, config: ForgetConfig, *, parity: bool, detectable: bool) -> Benchmark:
-    """What a stop rule needs: recital of forget and never-seen passages, general text, and what else it asks for."""
+def _cheap(benchmark: Benchmark, config: ForgetConfig, *, parity: bool, detectable: bool, keeps: bool) -> Benchmark:
+    """What a stop rule needs: recital of forget and never-seen passages, general text, and what else it asks for; and
+    keep text, where there is some."""
     rule, most = config.stop.metric or "", config.probes
     asks, compares = parity or "knowmem" in rule, (parity and detectable) or "auc_" in rule
     return dataclasses.replace(
@@ -185,7 +187,7 @@ def _cheap(benchmark: Benchmark, config: ForgetConfig, *, parity: bool, detectab
         verbatim_holdout=benchmark.verbatim_holdout[:most],
         general_texts=benchmark.general_texts[: min(most, GENERAL_TEXTS)],
         membership_forget=benchmark.membership_forget[:most] if compares else (),
-        membership_retain=benchmark.membership_retain[: min(most, GENERAL_TEXTS)] if compares else (),
+        membership_retain=benchmark.membership_retain[: min(most, GENERAL_TEXTS)] if compares or keeps else (),
         membership_holdout=benchmark.membership_holdout[:most] if compares else (),
         verbatim_retain=(),
         multiple_choice=(),

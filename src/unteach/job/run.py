@@ -191,6 +191,8 @@ class ForgetJob:
         denied = contradicting(verdict, self.rule.metrics) if self.config.stop.metric is None else ""
         if outcome.rule == "stop" and denied:
             stop |= {"rule": "unconfirmed", "reason": f"{outcome.reason}; but where the rule did not look: {denied}"}
+        seconds = outcome.spent["earlier"] + time.perf_counter() - self.started
+        spent = {kind: outcome.spent[kind] for kind in ("steps", "looks")}
         result = ForgetResult(
             model=self.inputs.model,
             out=self.out,
@@ -199,7 +201,8 @@ class ForgetJob:
             before=dict(first),
             after=dict(last),
             counts=self.counts,
-            seconds=time.perf_counter() - self.started,
+            seconds=seconds,
+            seconds_of=spent | {"rest": seconds - sum(spent.values())},
             config=self.config,
             forgotten=stop["rule"] == "stop",
             verdict=verdict,
@@ -351,6 +354,7 @@ class ForgetJob:
                 paused=paused,
                 resume=resume,
                 finish=self.finish,
+                started=self.started,
             )
         self.say(f"stopped after {outcome.step} steps: {outcome.reason}")
         for hint in how_to_get_more(outcome.rule, config, self.out):

@@ -75,6 +75,9 @@ class ForgetResult:
     """Four questions and their answers; see ``evaluation.verdict``."""
     base: dict[str, float] = dataclasses.field(default_factory=dict)
     """Scores of the base model on the stop rule's passages, where there is one."""
+    seconds_of: dict[str, float] = dataclasses.field(default_factory=dict)
+    """What the ``seconds`` were spent on: ``steps``, ``looks`` of the stop rule, and the ``rest``, which is reading,
+    measuring before and after, and writing. Of a run that was resumed, in all its parts."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""

@@ -8,7 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -36,6 +36,8 @@ class Outcome:
     scores: Mapping[str, float]
     raised: int = 0
     """The step from which α was raised, because the run came no nearer to its rule; 0: it was not."""
+    spent: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of ``steps`` and ``looks``, in all parts of a run that was resumed, and of all ``earlier`` parts."""
 
 
 @dataclass(slots=True)
@@ -47,8 +49,12 @@ class _Position:
     seconds: float = 0.0
     pull: float = 1.0
     """By what α has grown (``alpha_growth``)."""
+    beyond: bool = False
+    """Whether the last look found forgetting beyond a limit of its rule: α then shrinks, if it is one that grows."""
     micro_batch: int | None = None
     """To what memory that ran out has reduced it."""
+    spent: dict[str, float] = field(default_factory=lambda: {"steps": 0.0, "looks": 0.0, "all": 0.0})
+    """Seconds so far, steps that were made again among them; ``all`` when the last checkpoint was written."""
 
 
 def unlearn(
@@ -68,10 +74,12 @@ def unlearn(
     paused: Callable[[], bool] = lambda: False,
     resume: bool = False,
     finish: bool = False,
+    started: float | None = None,
 ) -> Outcome:
     """Unlearn until the search for a model that meets the stop rule ends: there, at a plateau or at ``max_steps``.
 
-    All batches are functions of the step, so steps that are made again, after going back or resuming, are the same.
+    All batches are functions of the step, so steps that are made again, after going back or resuming, are the same;
+    with ``alpha_growth`` only after resuming, as looks that come more often may turn α sooner.
 
     Args:
         model: The student; computes with the teacher's weights inside ``optimizer.teacher_weights()``.
@@ -89,7 +97,9 @@ def unlearn(
         paused: Asked after every step; True saves a checkpoint and raises ``Interrupted``.
         resume: Go on from the last checkpoint.
         finish: Take no step: end with the best of the models evaluated so far, that of the last checkpoint among them.
+        started: When this part of the run began, by ``time.perf_counter``; None: now.
     """
+    began, earlier = time.perf_counter() if started is None else started, 0.0
     methods = [*config.phases, config.method]
     drawn = texts.forget.drawn(config.max_steps, config.batch)
     given = (model, parameters, base, texts.forget.sequences)
@@ -99,7 +109,14 @@ def unlearn(
     optimizer, loops = made(methods[0]), NO_LOOPS
     loops_at: dict[int, OwnLoops] = {}  # of a private run, whose checkpoints have none
 
+    def looked(measure: Callable[[], Mapping[str, float]]) -> Mapping[str, float]:
+        before = time.perf_counter()
+        scores = measure()
+        at.spent["looks"] += time.perf_counter() - before
+        return scores
+
     def save() -> None:
+        at.spent["all"] = earlier + time.perf_counter() - began
         content = {
             "position": dataclasses.asdict(at),
             "search": search.state(),
@@ -117,8 +134,9 @@ def unlearn(
         optimizer.zero_grad()
         optimizer = made(methods[0])  # the old state goes before the saved one comes
         content = checkpoints.load(step, like=next(iter(parameters.values())), say=say)
-        reduced = at.micro_batch
+        reduced, spent = at.micro_batch, at.spent
         at = _Position(**content["position"])
+        at.spent = {kind: max(seconds, at.spent[kind]) for kind, seconds in spent.items()}  # what was spent stays spent
         at.micro_batch = min(filter(None, (reduced, at.micro_batch)), default=None)
         search.restore(content["search"])
         with torch.no_grad():
@@ -143,15 +161,18 @@ def unlearn(
         raised = search.raised
         if move.step != at.step:
             restore(move.step, rewinding=False)  # the log tells the whole way
-            scores = evaluate(at.step)
-        return Outcome(at.step, move.reason, move.rule, scores, raised)
+            scores = looked(lambda: evaluate(at.step))
+        spent = {"steps": at.spent["steps"], "looks": at.spent["looks"], "earlier": earlier}
+        return Outcome(at.step, move.reason, move.rule, scores, raised, spent)
 
     if finish:
         restore(None)
-        scores = evaluate(at.step)
+        earlier = at.spent["all"]
+        scores = looked(lambda: evaluate(at.step))
         return end(search.finish(at.step, scores), scores)
     if resume:
         restore(None)
+        earlier = at.spent["all"]
         say(f"goes on from step {at.step}")
         if at.step >= config.max_steps:
             reached = f"the run to resume is at step {at.step} already, raise it"
@@ -159,7 +180,7 @@ def unlearn(
     else:
         save()
     while True:
-        started = time.perf_counter()
+        step_began = time.perf_counter()
         phase = _phase(methods, at.step)
         method = methods[phase]
         if phase != at.phase:
@@ -176,20 +197,22 @@ def unlearn(
         if method.alpha_growth or search.pull != 1:
             row["alpha"] = alpha
         if method.alpha_growth:
-            grows = row["divergence"] < method.hold_budget
+            grows = row["divergence"] < method.hold_budget and not at.beyond
             at.pull *= 1 + method.alpha_growth if grows else 1 / (1 + method.alpha_growth)
         at.step += 1
-        took = time.perf_counter() - started
+        took = time.perf_counter() - step_began
         at.seconds += took
+        at.spent["steps"] += took
         row |= {"tokens_per_second": row.pop("tokens") / took, "seconds": at.seconds, "loops": len(loops.sequences)}
         row = {"step": at.step, "phase": phase} | row
 
         if search.is_due(at.step):
-            scores = evaluate(at.step)
+            scores = looked(lambda: evaluate(at.step))
             log(row | {name: value for name, value in scores.items() if name not in row})
+            at.beyond = search.rule is not None and search.rule.beyond(scores)
             move = search.look(at.step, scores, method.loops_every)
             if move.rule == "stop" and move.step == at.step:
-                move = search.confirmed(move, confirm())
+                move = search.confirmed(move, looked(confirm))
             if move.kind == "end":
                 return end(move, scores)
             if move.reason:

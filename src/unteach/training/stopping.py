@@ -43,12 +43,23 @@ class Condition:
         """Whether the metric has reached its value; one that was not measured has not."""
         return self.metric in scores and _COMPARE[self.comparison](scores[self.metric], self.value)
 
+    def beyond(self, scores: Mapping[str, float]) -> float:
+        """How far the metric has gone beyond its limit; 0 where it has not, or is not known."""
+        if self.limit is None or self.metric not in scores:
+            return 0.0
+        over = scores[self.metric] - self.limit
+        return max(0.0, over if ">" in self.comparison else -over)
+
     def distance(self, scores: Mapping[str, float]) -> float:
         """How far the metric is from where it should be, in units of ``scale``; 0 where it is there or not known."""
         value = scores.get(self.metric, self.value)
-        if self.limit is not None and not _COMPARE["<=" if ">" in self.comparison else ">="](value, self.limit):
-            return abs(value - self.limit) / self.scale
+        if over := self.beyond(scores):
+            return over / self.scale
         return 0.0 if self.crossed(scores) else abs(value - self.value) / self.scale
+
+    def holds(self, scores: Mapping[str, float]) -> bool:
+        """Whether the metric has reached its value and has not gone too far."""
+        return self.crossed(scores) and self.distance(scores) == 0
 
     def remaining(self, earlier: float, now: float, steps: int) -> float:
         """Steps until the value is reached, if the metric goes on as it did in the last ``steps``."""
@@ -59,9 +70,14 @@ class Condition:
         pace = (now - earlier) / steps
         return (goal - now) / pace if pace * (goal - now) > 0 else math.inf
 
-    def __str__(self) -> str:
+    @property
+    def wanted(self) -> str:
+        """The value and the limit, in words."""
         limit = "" if self.limit is None else f" and not beyond {self.limit:.4g}"
-        return f"{self.metric} {self.comparison} {self.value:.4g}{limit}" + (f" ({self.why})" if self.why else "")
+        return f"{self.comparison} {self.value:.4g}{limit}"
+
+    def __str__(self) -> str:
+        return f"{self.metric} {self.wanted}" + (f" ({self.why})" if self.why else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +101,36 @@ class StopRule:
         """The sum of the conditions' distances: the score by which models that do not meet the rule are compared."""
         return sum(condition.distance(scores) for condition in self.conditions)
 
+    def beyond(self, scores: Mapping[str, float]) -> bool:
+        """Whether a metric has gone beyond its limit."""
+        return any(condition.beyond(scores) for condition in self.conditions)
+
     def looping(self, scores: Mapping[str, float]) -> bool:
         """Whether there is too much degenerate output to stop here."""
         return self.most_degenerate is not None and scores["degenerate"] > self.most_degenerate
 
+    def failing(self, scores: Mapping[str, float], known: Mapping[str, float]) -> str:
+        """The conditions that do not hold of a model, with its values; ``known``: what was last measured before."""
+        both = {**known, **scores}
+        wrong = [
+            f"{c.metric} {_value(c.metric, scores, known)} (wanted: {c.wanted})"
+            for c in self.conditions
+            if not c.holds(both)
+        ]
+        if "degenerate" in scores and self.looping(scores):
+            wrong.append(f"degenerate {scores['degenerate']:.4g} (wanted: <= {self.most_degenerate:.4g})")
+        return ", ".join(wrong)
+
     def __str__(self) -> str:
         rule = " and ".join(map(str, self.conditions))
         return rule if self.most_degenerate is None else f"{rule} with degenerate <= {self.most_degenerate:.4g}"
+
+
+def _value(metric: str, scores: Mapping[str, float], known: Mapping[str, float]) -> str:
+    """What a metric is, or was when it was last measured."""
+    if metric in scores:
+        return f"{scores[metric]:.4g}"
+    return f"{known[metric]:.4g} when last measured" if metric in known else "not measured"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +160,8 @@ class Search:
         before: Scores before the first step.
         every: Steps between evaluations.
         last: The step at which the run ends in any case.
-        utility_floor: The run ends where ``nll_general`` has risen by more nats per token than this.
+        utility_floor: The run ends where ``nll_general`` has risen by more nats per token than this. Keep text has no
+            floor: in good deep runs its loss rises by more, and falls again.
         patience: Where the distance from the rule has not fallen over so many evaluations, ``every`` steps apart, α is
             raised, once; after as many more without progress the run ends. 0: never.
         narrow: Go back where an evaluation finds the rule met; else the model found is kept, and evaluations come every
@@ -136,7 +176,7 @@ class Search:
         unmet: The last evaluated step at which the rule was not met; the search goes back to it.
         interval: Steps from there to the next evaluation.
         met: The first step at which the rule was met, by a model that loops; 0: none yet.
-        best: The evaluated step nearest to the rule, and its distance.
+        best: The evaluated step nearest to the rule, and its distance; ``best_fails`` says what does not hold of it.
         pull: What α is multiplied by, since step ``raised``.
         denied: Whether other passages have denied that the rule is met; ``least_excess`` is how far they were from it,
             and ``denials`` how often they came no nearer.
@@ -158,6 +198,7 @@ class Search:
         self.patience, self.expected, self.narrow = patience, expected, narrow
         self.unmet, self.interval, self.met = 0, every, 0
         self.best: tuple[int, float] = (0, math.inf)
+        self.best_fails = ""
         self.pull, self.raised = 1.0, 0
         self.denied, self.least_excess, self.denials = False, math.inf, 0
         self._known = dict(before)
@@ -167,7 +208,7 @@ class Search:
     def state(self) -> dict[str, Any]:
         """Where the search is, as plain values for a checkpoint."""
         names = ["unmet", "interval", "met", "best", "_last", "_known", "pull", "raised", "_progress"]
-        names += ["denied", "least_excess", "denials"]
+        names += ["denied", "least_excess", "denials", "best_fails"]
         return {name.removeprefix("_"): getattr(self, name) for name in names}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -177,7 +218,7 @@ class Search:
         self.pull, self.raised = state.get("pull", 1.0), state.get("raised", 0)  # older checkpoints have none
         self._progress = tuple(state.get("progress", self._progress))
         self.denied, self.denials = state.get("denied", False), state.get("denials", 0)
-        self.least_excess = state.get("least_excess", math.inf)
+        self.least_excess, self.best_fails = state.get("least_excess", math.inf), state.get("best_fails", "")
 
     def distance(self, scores: Mapping[str, float]) -> float:
         """How far scores are from the rule; a metric that is not among them counts as it was last measured."""
@@ -203,7 +244,7 @@ class Search:
                 return Move("go back", self.unmet)
             if distance > 0 and not self.met:  # one step too far, and the one before was not there yet
                 what = "one step goes" if self.narrow else "went"
-                return self._end_at_best(step, distance, f"{rule}: {what} too far", "nearest")
+                return self._end_at_best(step, scores, f"{rule}: {what} too far", "nearest")
             if distance == 0 and not rule.looping(scores):
                 return self._met(step, scores)
             self.interval = loops_every or 1  # the loops have yet to go
@@ -212,17 +253,17 @@ class Search:
         if self.met and self.met < step and (problem or patience_ends):
             return Move("end", self.met, f"{rule}: the first model there; later ones loop too", "stop")
         if problem:
-            return self._unmet(step, distance, problem, "utility_floor")
+            return self._unmet(step, scores, problem, "utility_floor")
         if step >= self.last:
-            return self._unmet(step, distance, f"max_steps {self.last} reached", "max_steps")
+            return self._unmet(step, scores, f"max_steps {self.last} reached", "max_steps")
         stuck = self._stuck(step, distance)
         if stuck and self.raised:
-            return self._unmet(step, distance, f"{stuck}, and pulling harder did not help", "plateau")
+            return self._unmet(step, scores, f"{stuck}, and pulling harder did not help", "plateau")
         if stuck:
             self.pull, self.raised = HARDER * self.pull, step
             stuck = f"step {step}: {stuck}; from here on alpha is {HARDER:g} times what it was"
         if distance <= self.best[1]:
-            self.best = (step, distance)
+            self.best, self.best_fails = (step, distance), self._failing(scores)
         if not self.met:
             self._expect(step, scores)
         self.unmet, self._last, self._known = step, (step, dict(scores)), self._known | dict(scores)
@@ -257,7 +298,7 @@ class Search:
             return Move("end", self.met, f"{rule}: the first model there; later ones looped", "stop")
         if rule is not None and rule.crossed(scores) and distance == 0 and not rule.looping(scores):
             return self._met(step, scores)
-        return self._unmet(step, distance, f"ended by hand after step {step}", "finished")
+        return self._unmet(step, scores, f"ended by hand after step {step}", "finished")
 
     def _problem(self, now: float) -> str | None:
         """Why the run must end because the model is breaking, or None."""
@@ -276,17 +317,23 @@ class Search:
         problem = self._problem(scores["nll_general"])
         return Move("end", step, f"{self.rule}: reached {reached}" + (f"; but {problem}" if problem else ""), "stop")
 
-    def _unmet(self, step: int, distance: float, reason: str, rule: str) -> Move:
+    def _failing(self, scores: Mapping[str, float]) -> str:
+        """What of the rule does not hold of the model with these scores."""
+        return "" if self.rule is None else self.rule.failing(scores, self._known)
+
+    def _unmet(self, step: int, scores: Mapping[str, float], reason: str, rule: str) -> Move:
         """End without the rule met."""
         if self.rule is None:
             return Move("end", step, reason, rule)
-        return self._end_at_best(step, distance, f"{reason}; the stop rule {self.rule} was not met", rule)
+        return self._end_at_best(step, scores, f"{reason}; the stop rule {self.rule} was not met", rule)
 
-    def _end_at_best(self, step: int, distance: float, reason: str, rule: str) -> Move:
-        """End with the evaluated model that is nearest to the rule: an earlier one, or that of this step."""
-        if self.best[1] >= distance:
-            return Move("end", step, reason, rule)
-        return Move("end", self.best[0], f"{reason}; step {self.best[0]} was nearest to it", rule)
+    def _end_at_best(self, step: int, scores: Mapping[str, float], reason: str, rule: str) -> Move:
+        """End with the evaluated model that is nearest to the rule, an earlier one or that of this step, and say which
+        conditions do not hold of it."""
+        fails = self._failing(scores)
+        if self.best[1] < self.distance(scores):
+            step, fails, reason = self.best[0], self.best_fails, f"{reason}; step {self.best[0]} was nearest to it"
+        return Move("end", step, f"{reason}; not met: {fails}" if fails else reason, rule)
 
     def _stuck(self, step: int, distance: float) -> str:
         """What to say where the run has come no nearer to the rule for long enough; else nothing."""

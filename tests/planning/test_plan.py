@@ -18,7 +18,8 @@ from unteach.method.optimizers import make_optimizer
 from unteach.method.vocab_head import Head
 from unteach.models import load_model, trainable_parameters
 from unteach.planning import plan as plan_module
-from unteach.planning.plan import free_disk, free_host_memory, plan
+from unteach.planning.machine import free_disk, free_host_memory
+from unteach.planning.plan import plan
 from unteach.planning.rehearsal import LiveBytes, Rehearsal, block_elements
 from unteach.training.checkpoint import Checkpoints
 from unteach.training.passes import HeldText, computing, forget_term, held_term, hidden_states, read_change

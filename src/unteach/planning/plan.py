@@ -245,7 +245,7 @@ class _Run:
         which = _reads(method)
         base = self.others["base"] if which == "given" else student
         width = base.width if which else 0
-        calls = Calls(config.checkpoint_activations, once=config.state_bits == 32)
+        calls = Calls(config.checkpoint_activations, config.compile, once=config.state_bits == 32)
         forget = student.student_pass(*forget_texts, method.loss, width, calls)
         held = {name: student.student_pass(*texts, method.divergence, 0, calls) for name, texts in held_texts.items()}
         read_by_base = FLOAT * width * batch * (forget_length - 1)

@@ -6,6 +6,9 @@ and a few megabytes. Weights are neither read nor made. The rehearsal uses CPU k
 what PyTorch's attention keeps is the same on a GPU. Chunks of logits are as large as there, and products of half
 precision need no copies of their factors.
 
+A compiled block keeps what the compiler's partitioner chooses: fewer tensors, as it computes cheap ones again. It is
+asked for its choice, without compiling. A compiled chunk of logits makes one matrix on the way to its gradient.
+
 A model whose code looks at values (a mixture of experts that sorts tokens) cannot be rehearsed; its activations are
 then taken from the count for a Llama block, see ``block_elements``.
 """
@@ -16,7 +19,7 @@ import functools
 import logging
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -56,6 +59,7 @@ from unteach.models.load import (
 )
 from unteach.models.precision import HALF, half_weights, precision_of_pass, rounded_layers
 from unteach.models.quantised import FrozenLinear
+from unteach.planning.compiled import BlockCall, kept_compiled, watching
 from unteach.training.passes import block_calls
 
 PROBE_TOKENS, QUESTION_TOKENS, SCORED_TOKENS, SCORED_TOGETHER = 192, 1024, 1024, 64
@@ -97,6 +101,7 @@ class Calls(NamedTuple):
     """How a pass calls the blocks, see ``training.passes.computing``."""
 
     checkpointed: bool = False
+    compiled: bool = False
     once: bool = True
 
 
@@ -210,7 +215,7 @@ class Rehearsal:
         ``term`` is a divergence from the teacher, or a loss of rows of logits, perhaps beside those of another model
         whose hidden states have that ``width``; another loss is on the log-odds of the labels.
         """
-        kept, head = self._head_bytes(texts * (tokens - 1), precision, term, width)
+        kept, head = self._head_bytes(texts * (tokens - 1), precision, term, width, calls.compiled)
         activations, working = _scaled(self._blocks, texts, tokens, precision, calls)
         return PassMemory(activations + kept, head, working)
 
@@ -247,8 +252,9 @@ class Rehearsal:
 
     def _rehearse_blocks(self, texts: int, tokens: int, precision: str, calls: Calls | None) -> tuple[int, int]:
         """Activations and working memory of the blocks; ``calls`` None: of a pass without gradients."""
-        last = decoder_layers(self.model)[-1]
+        *_, last = blocks = decoder_layers(self.model)
         again, once = (calls.checkpointed, calls.once) if calls else (False, True)
+        watched, call = calls is not None and calls.compiled and not again, BlockCall()
         called = block_calls(self.model, compiled=False, checkpointed=again)
         try:
             with ExitStack() as stack:
@@ -256,6 +262,8 @@ class Rehearsal:
                 live = stack.enter_context(self._acting(precision))
                 stack.enter_context(self._rounding(precision, once))
                 stack.enter_context(called)
+                if watched:
+                    stack.enter_context(watching(last, call, lambda: live.now))
                 hidden = self._hidden(texts, tokens)
                 if calls is None:
                     return 0, live.peak
@@ -267,9 +275,12 @@ class Rehearsal:
             block = FLOAT * texts * tokens * block_elements(self._config)
             kept = {None: 0, False: block, True: FLOAT * texts * tokens * self.width}[again if calls else None]
             return self._config.num_hidden_layers * kept, block
+        if watched:
+            with suppress(Exception), self._computing(precision, "cuda"), self._rounding(precision, once):
+                activations -= (len(blocks) - 1) * (call.kept - kept_compiled(last, call))
         return activations, working
 
-    def _rehearse_head(self, tokens: int, precision: str, term: str, width: int) -> tuple[int, int]:
+    def _rehearse_head(self, tokens: int, precision: str, term: str, width: int, compiled: bool) -> tuple[int, int]:
         """What the head keeps for its backward pass, and the most that it takes on top."""
         rows, beside = None, width
         if term in DIVERGENCES:
@@ -281,8 +292,11 @@ class Rehearsal:
             base, weight = torch.empty(tokens, beside), torch.empty(self.vocabulary, beside)
         shared = term in DIVERGENCES and not self.head_is_trained
         others = (base, self._head if shared else Head(weight=weight)) if beside else (None, None)
-        with self._acting(precision, (hidden, base, weight)) as live, chunks_as_on(self._kind):
+        with self._acting(precision, (hidden, base, weight)) as live, chunks_as_on(self._kind), ExitStack() as stack:
             labels = torch.zeros(tokens, dtype=torch.int64)
+            if compiled and not getattr(rows, "_torchdynamo_disable", False):
+                one = functools.partial(_in_one_kernel, live)
+                stack.enter_context(patch.object(vocab_head, "_run", one))
             if rows is not None:
                 value = mean_of_rows(rows, hidden, self._head, others[0], others[1], labels if term in LOSSES else None)
             else:
@@ -328,6 +342,14 @@ class Rehearsal:
 def _product_on_gpu(a: Tensor, b: Tensor) -> Tensor:
     """``product_in_float32`` without copies of its factors."""
     return torch.mm(a, b).float() if a.dtype in HALF.values() else torch.mm(a, b)
+
+
+def _in_one_kernel(live: LiveBytes, function: Callable[..., Any], logits: Tensor, *others: Any) -> Any:
+    """What a chunk function gives, counted as if it made one more matrix of the logits' size and no other."""
+    before = live.peak
+    result = function(logits, *others)
+    live.peak = max(before, live.now + logits.nbytes)
+    return result
 
 
 def _scaled(rehearsed: Callable[..., tuple[int, ...]], texts: int, tokens: int, precision: str, *how: Any) -> list[int]:

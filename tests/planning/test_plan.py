@@ -18,8 +18,9 @@ from unteach.method.optimizers import make_optimizer
 from unteach.method.vocab_head import Head
 from unteach.models import load_model, trainable_parameters
 from unteach.planning import plan as plan_module
-from unteach.planning.plan import free_disk, free_host_memory, plan
-from unteach.planning.rehearsal import LiveBytes, Rehearsal, block_elements
+from unteach.planning.machine import free_disk, free_host_memory
+from unteach.planning.plan import plan
+from unteach.planning.rehearsal import Calls, LiveBytes, Rehearsal, block_elements
 from unteach.training.checkpoint import Checkpoints
 from unteach.training.passes import HeldText, computing, forget_term, held_term, hidden_states, read_change
 from unteach.training.texts import OtherModels
@@ -110,7 +111,10 @@ def test_a_rehearsal_takes_what_the_real_model_takes(name, trainable, tmp_path):
             held_term(model, held_to(sequences, divergence, hidden, Head.of(model)), 0)[0].backward()
         assert rehearsal.student_pass(5, 64, "fp32", divergence).peak == pytest.approx(live.peak, rel=0.06)
     if name in ("llama", "gpt2") and trainable == "blocks":
-        checkpointed = rehearsal.student_pass(5, 64, "fp32", checkpointed=True)
+        with LiveBytes(standing) as live, computing(model, "bf16"):
+            forget_term(model, pull_of(sequences), 0)[0].backward()
+        assert rehearsal.student_pass(5, 64, "bf16").peak == pytest.approx(live.peak, rel=0.06)
+        checkpointed = rehearsal.student_pass(5, 64, "fp32", calls=Calls(checkpointed=True))
         with LiveBytes(standing) as live, computing(model, "fp32", checkpointed=True):
             loss = forget_term(model, pull_of(sequences), 0)[0]
             assert checkpointed.activations == pytest.approx(live.now, rel=0.05)
@@ -340,6 +344,31 @@ def test_other_models_and_the_phase_that_needs_most_count(made, tmp_path):
     assert with_phase.parts["momentum"] == 2 * alone.parts["momentum"]
     assert with_phase.checkpoint == alone.checkpoint + alone.parts["teacher"]
     assert with_phase.needed > alone.needed
+
+
+def test_what_a_method_keeps_besides(made, monkeypatch):
+    """Keep documents are read as general text is; an anchor keeps the first weights, two gradients are not one."""
+    monkeypatch.setattr(plan_module, "ALLOWANCE", {"cpu": (0, 0.0)})
+    few = {"batch": 4, "general_batch": 4, "keep_batch": 8, "max_tokens": 64, "general_tokens": 32, "micro_batch": 4}
+    teacher = METHODS["mean teacher"]
+    plain, kept = (made(**few, method=teacher, keep=keep).memory for keep in (None, "documents"))
+    width = CONFIGS["llama"].hidden_size
+    assert kept.parts["teacher's outputs"] - plain.parts["teacher's outputs"] == 4 * width * 8 * 63
+    reading, of_keep = (f"while the student reads {text}" for text in ("general text", "keep documents"))
+    assert of_keep not in plain.moments
+    assert kept.moments[of_keep] > kept.moments[reading] > plain.moments[reading]
+    trained = plain.parts["teacher"]
+    anchored = made(**few, method=dataclasses.replace(teacher, anchor=1.0)).memory
+    assert anchored.parts["model before the run"] == trained
+    assert anchored.parts["teacher's outputs"] == 2 * plain.parts["teacher's outputs"]
+    projected = made(**few, method=dataclasses.replace(teacher, project_conflicts=True)).memory
+    assert projected.moments[reading] == plain.moments[reading] + trained
+    undial = made(**few, method=dataclasses.replace(teacher, loss="undial")).memory
+    assert undial.parts["model before the run"] == trained
+    assert undial.moments["while the base model reads"] > plain.moments["while the base model reads"]
+    alone = made(**few, method=dataclasses.replace(teacher, loops_every=0)).memory
+    first = "while the student reads forget text"
+    assert alone.moments[first] < plain.moments[first], "one micro-batch: no gradients are there yet"
 
 
 @pytest.mark.slow

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,12 +22,8 @@ from unteach.method.mean_teacher import BUCKET_ELEMENTS
 from unteach.method.rounding import BLOCK, TILE
 from unteach.models.load import check_folder, find_folder, stored_tensors, whole_folder
 from unteach.models.precision import HALF, resolved_precision
-from unteach.planning.rehearsal import FLOAT, PassMemory, Rehearsal
-
-try:
-    import resource
-except ImportError:  # not on Windows
-    resource = None  # type: ignore[assignment]
+from unteach.planning.machine import free_disk, free_host_memory
+from unteach.planning.rehearsal import FLOAT, Calls, PassMemory, Rehearsal
 
 SHORTEST = 64
 """Advice does not go below this max_tokens."""
@@ -175,9 +170,10 @@ class _Passes(NamedTuple):
     """Bytes of a step's passes."""
 
     forget: PassMemory
-    general: PassMemory
+    held: dict[str, PassMemory]
+    """Of general text and keep documents."""
     reading: int
-    """The teacher's, of general text."""
+    """The teacher's, of these."""
     reading_change: int
     """The same as a tangent (``divergence_form``)."""
     base_reading: int
@@ -204,15 +200,19 @@ class _Run:
         if problems:
             raise InputError(problems)
         others = [option for option in self.folders if option != "model"]
-        self.others = {option: Rehearsal(self.folders[option], None, option, device.type) for option in others}
+        self.others = {
+            option: Rehearsal(self.folders[option], None, option, device.type, sharded=ranks > 1 and option != "base")
+            for option in others
+        }
         self._students = dict[Any, Rehearsal]()
 
     def student(self, config: ForgetConfig) -> Rehearsal:
         """The model that is trained, as a config wants it."""
         adapted = (config.rank, config.base_bits) if config.adapter else None
         if (config.trainable, adapted) not in self._students:
-            made = Rehearsal(self.folders["model"], config.trainable, kind=self.device.type, adapted=adapted)
-            self._students[config.trainable, adapted] = made
+            self._students[config.trainable, adapted] = Rehearsal(
+                self.folders["model"], config.trainable, "model", self.device.type, adapted, sharded=self.ranks > 1
+            )
         return self._students[config.trainable, adapted]
 
     def can_be_lean(self, config: ForgetConfig) -> bool:
@@ -236,29 +236,34 @@ class _Run:
         given = config.precision.forget, config.precision.divergence
         in_forget, in_general = (resolved_precision(name, self.device) for name in given)
         forget_texts = min(config.micro_batch or batch, batch), forget_length, in_forget
-        general_texts = min(together or general_batch, general_batch), general_length, in_general
-        base = self.others.get("base") if LOSSES[method.loss].rows is not None else None
-        to_base, again = ("kl", base.width) if base else ("", 0), config.checkpoint_activations
-        forget = student.student_pass(*forget_texts, *to_base, again)
-        general = student.student_pass(*general_texts, method.divergence, 0, again)
-        if config.state_bits == 16:  # weights are rounded one by one
-            forget, general = (
-                dataclasses.replace(each, activations=each.activations - (2 * student.rounded if name in HALF else 0))
-                for each, name in ((forget, in_forget), (general, in_general))
-            )
-        read_by_base = FLOAT * base.width * batch * (forget_length - 1) if base else 0
-        outputs = read_by_base + FLOAT * student.width * general_batch * (general_length - 1)
+        held_texts = {"general text": (min(together or general_batch, general_batch), general_length, in_general)}
+        held_tokens = general_batch * (general_length - 1)
+        if config.keep:
+            kept = -(-config.keep_batch // ranks)
+            held_texts["keep documents"] = min(config.micro_batch or kept, kept), forget_length, in_general
+            held_tokens += kept * (forget_length - 1)
+        which = _reads(method)
+        base = self.others["base"] if which == "given" else student
+        width = base.width if which else 0
+        calls = Calls(config.checkpoint_activations, config.compile, once=config.state_bits == 32)
+        forget = student.student_pass(*forget_texts, method.loss, width, calls)
+        held = {name: student.student_pass(*texts, method.divergence, 0, calls) for name, texts in held_texts.items()}
+        read_by_base = FLOAT * width * batch * (forget_length - 1)
+        outputs = read_by_base + (2 if method.anchor else 1) * FLOAT * student.width * held_tokens
         if student.head_is_trained:
             outputs += FLOAT * student.width * student.vocabulary
-        base_reading = read_by_base + (base.reading(*forget_texts) if base else 0)
+        base_reading = read_by_base + (base.reading(*forget_texts) if which else 0)
         halves = in_forget in HALF, in_general in HALF
-        change = student.reading_change(*general_texts) if config.divergence_form == "tangent" else 0
-        return _Passes(forget, general, student.reading(*general_texts), change, base_reading, outputs, *halves)
+        reading = max(student.reading(*texts) for texts in held_texts.values())
+        change = 0
+        if config.divergence_form == "tangent":
+            change = max(student.reading_change(*texts) for texts in held_texts.values())
+        return _Passes(forget, held, reading, change, base_reading, outputs, *halves)
 
     def _memory_of(self, config: ForgetConfig, method: Method) -> Memory:
         student, ranks, adamw = self.student(config), self.ranks, method.optimizer == "adamw"
         on_cpu, on_gpu, lean = self.device.type == "cpu", self.device.type == "cuda", config.state_bits == 16
-        forget, general, reading, reading_change, base_reading, outputs, half_forget, half_general = self._passes(
+        forget, held, reading, reading_change, base_reading, outputs, half_forget, half_general = self._passes(
             config, method
         )
         trained, largest = FLOAT * student.trainable // ranks, student.largest // ranks
@@ -272,6 +277,8 @@ class _Run:
         for option, other in self.others.items():
             standing[f"{option} model's weights"] = FLOAT * other.parameters // (1 if option == "base" else ranks)
         standing |= {"teacher": trained, "momentum": 2 * trained if adamw else trained}
+        if any(each.anchor or _reads(each) == "initial" for each in (*config.phases, config.method)):
+            standing["model before the run"] = trained
         set_aside, arriving = trained if adamw else 0, 0
         if lean:  # what a step takes besides: a gradient before it is rounded, tiles of all that is rounded
             standing |= dict.fromkeys(("teacher", "momentum"), trained // 2 + FLOAT * student.trainable // BLOCK)
@@ -279,6 +286,7 @@ class _Run:
             tile, exchange = 0 if on_gpu else FLOAT * min(TILE, largest), 0
             stepping, adding = (tile * TILES[what] for what in ("stepping", "adding"))
             arriving = FLOAT * largest + (2 * largest if half_forget or half_general else 0) + adding
+        aside = trained if method.project_conflicts else 0
         stands = sum(standing.values())
         fixed, share = ALLOWANCE.get(self.device.type, ALLOWANCE["cpu"])
         evaluation = student.evaluation(config, self.device)
@@ -289,10 +297,11 @@ class _Run:
         passing = {
             "student's copy while the teacher reads": set_aside,
             "gradients": gradients + arriving,
+            "forget gradient beside the other": aside,
             "gathered weights and gradients": gathered,
             "teacher's outputs": outputs,
-            "activations": max(forget.activations, general.activations),
-            "vocabulary head": max(forget.head, general.head),
+            "activations": max(each.activations for each in (forget, *held.values())),
+            "vocabulary head": max(each.head for each in (forget, *held.values())),
             "optimizer step": stepping,
             "evaluation": evaluation,
         }
@@ -300,10 +309,14 @@ class _Run:
         if config.divergence_form == "tangent":  # the way itself; weights and way as they are computed with
             passing["way from the teacher"] = (2 if half_general else 3) * trained
             teaching = max(teaching, passing["way from the teacher"] + reading_change)
+        beside, first = outputs + gathered + arriving, gradients + forget.peak
+        in_one = -(-config.batch // ranks) <= (config.micro_batch or config.batch) and not method.loops_every
+        if in_one and not (config.compile and half_forget and not lean):  # gradients come as activations go
+            first = max(forget.peak, gradients + forget.working)
         moments = {  # beside what stands
             "while the teacher reads": outputs + gathered + teaching,
-            "while the student reads forget text": gradients + arriving + outputs + gathered + forget.peak,
-            "while the student reads general text": gradients + arriving + outputs + gathered + general.peak,
+            "while the student reads forget text": beside + first,
+            **{f"while the student reads {t}": beside + gradients + aside + each.peak for t, each in held.items()},
             "while the base model reads": base_reading,
             "in the optimizer step": gradients + outputs + stepping,
             EVALUATION: gathered + evaluation,
@@ -320,6 +333,12 @@ class _Run:
         parts = standing | passing | {"allowance": allowed[max(totals, key=lambda moment: totals[moment])]}
         each = FLOAT + 4 if lean else 4 * FLOAT if adamw else 3 * FLOAT
         return Memory(parts, totals, checkpoint=each * student.trainable)
+
+
+def _reads(method: Method) -> str | None:
+    """Which other model reads the forget text at every step, for a loss that needs more than log-odds."""
+    loss = LOSSES[method.loss]
+    return None if loss.reads == "log_odds" else loss.base
 
 
 def _disk(config: ForgetConfig, folder: Path, student: Rehearsal, checkpoint: int) -> int:
@@ -339,7 +358,8 @@ def _disk(config: ForgetConfig, folder: Path, student: Rehearsal, checkpoint: in
 
 def _advice(config: ForgetConfig, run: _Run, available: int) -> str:
     """The first of ever larger changes, each on top of those before it, that makes the run fit."""
-    rows, longest = max(config.batch, config.general_batch), config.lengths(run.student(config).context)[0]
+    rows = max(config.batch, config.general_batch, config.keep_batch if config.keep else 0)
+    longest = config.lengths(run.student(config).context)[0]
     same, slower = " and gives the same result", " and gives the same result, slower"
     steps: list[tuple[str, Any, str]] = [
         *(("micro_batch", size, same) for size in _halves(min(config.micro_batch or rows, rows))),
@@ -364,38 +384,6 @@ def _advice(config: ForgetConfig, run: _Run, available: int) -> str:
             shown = " and ".join(f"{n} to {'true' if v is True else v}" for n, v in changes.items())
             return f"set {shown}, which needs {_size(needed)}{ending}"
     return f"use a device with {_size(smallest)} free (with micro_batch 1 and checkpoint_activations)"
-
-
-def free_host_memory() -> int | None:
-    """Main memory that can still be used: what the system has, within what this process may use of it."""
-    limits = []
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        limits += [1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
-    except OSError:
-        if "SC_PHYS_PAGES" in getattr(os, "sysconf_names", {}):
-            limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    if resource is not None:  # ulimit -v counts all addresses, also those of libraries
-        allowed = resource.getrlimit(resource.RLIMIT_AS)[0]
-        if allowed != resource.RLIM_INFINITY:
-            pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
-            limits.append(allowed - pages * resource.getpagesize())
-    for folder, limit, used in (("", "max", "current"), ("memory", "limit_in_bytes", "usage_in_bytes")):
-        group = Path("/sys/fs/cgroup", folder)
-        try:
-            most, now = (int((group / f"memory.{name}").read_text()) for name in (limit, used))
-            lines = (group / "memory.stat").read_text(encoding="ascii").splitlines()
-        except (OSError, ValueError):  # no such group, or "max"
-            continue
-        kept = [line.split()[1] for line in lines if line.startswith(("inactive_file ", "total_inactive_file "))]
-        limits.append(most - now + sum(map(int, kept)))  # copies of files are given up when memory is wanted
-    return max(0, min(limits)) if limits else None
-
-
-def free_disk(out: str) -> int:
-    """Free disk where the run folder will be."""
-    folder = Path(out or ".").expanduser().resolve()
-    return shutil.disk_usage(next(there for there in (folder, *folder.parents) if there.exists())).free
 
 
 def _halves(number: int, least: int = 1) -> list[int]:

@@ -3,7 +3,11 @@
 PyTorch's ``FakeTensorMode`` carries out every operation on shapes alone. So the model's own code says what the forward
 pass keeps for the backward pass, in every precision and for every architecture, and a 7B model is rehearsed in seconds
 and a few megabytes. Weights are neither read nor made. The rehearsal uses CPU kernels, whatever the run's device is:
-what PyTorch's attention and products keep is the same on a GPU. Only chunks of logits are as large as there.
+what PyTorch's attention keeps is the same on a GPU. Chunks of logits are as large as there, and products of half
+precision need no copies of their factors.
+
+A compiled block keeps what the compiler's partitioner chooses: fewer tensors, as it computes cheap ones again. It is
+asked for its choice, without compiling. A compiled chunk of logits makes one matrix on the way to its gradient.
 
 A model whose code looks at values (a mixture of experts that sorts tokens) cannot be rehearsed; its activations are
 then taken from the count for a Llama block, see ``block_elements``.
@@ -15,10 +19,10 @@ import functools
 import logging
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
@@ -29,8 +33,12 @@ from torch.utils._pytree import tree_leaves
 
 from unteach.config import ForgetConfig
 from unteach.errors import InputError, first_line
-from unteach.method.divergences import DIVERGENCES, NLL
+from unteach.method import vocab_head
+from unteach.method.divergences import DIVERGENCES
+from unteach.method.losses import LOSSES
 from unteach.method.vocab_head import Head, chunks_as_on, mean_of_rows, token_log_odds
+from unteach.models import precision as precision_module
+from unteach.models import quantised
 from unteach.models.adapters import (
     RANK,
     adapted_layers,
@@ -49,8 +57,9 @@ from unteach.models.load import (
     trainable_parameters,
     whole_folder,
 )
-from unteach.models.precision import precision_of_pass, rounded_layers
+from unteach.models.precision import HALF, half_weights, precision_of_pass, rounded_layers
 from unteach.models.quantised import FrozenLinear
+from unteach.planning.compiled import BlockCall, kept_compiled, watching
 from unteach.training.passes import block_calls
 
 PROBE_TOKENS, QUESTION_TOKENS, SCORED_TOKENS, SCORED_TOGETHER = 192, 1024, 1024, 64
@@ -88,6 +97,17 @@ class LiveBytes(TorchDispatchMode):
         self.now -= size
 
 
+class Calls(NamedTuple):
+    """How a pass calls the blocks, see ``training.passes.computing``."""
+
+    checkpointed: bool = False
+    compiled: bool = False
+    once: bool = True
+
+
+EAGER = Calls()
+
+
 @dataclass(frozen=True, slots=True)
 class PassMemory:
     """Bytes that a forward and backward pass takes besides weights and their gradients."""
@@ -114,6 +134,7 @@ class Rehearsal:
         option: What the error messages call the model.
         kind: Of the device that the run will be on.
         adapted: Rank of adapters, and bits under them, where these are trained (both may be None, as in a config).
+        sharded: Whether several ranks divide the weights, which autocast then rounds, and inputs for each layer.
 
     Attributes:
         model: The model, its tensors without data.
@@ -133,11 +154,11 @@ class Rehearsal:
 
     def __init__(
         self, folder: Path, trainable: Trainable | None, option: str = "model", kind: str = "cpu",
-        adapted: tuple[int | None, int | None] | None = None,
+        adapted: tuple[int | None, int | None] | None = None, sharded: bool = False,
     ) -> None:  # fmt: skip
         from transformers import AutoConfig, AutoModelForCausalLM
 
-        self._mode, self._kind = FakeTensorMode(), kind
+        self._mode, self._kind, self._sharded = FakeTensorMode(), kind, sharded
         try:
             with quiet_loading():
                 config = AutoConfig.from_pretrained(whole_folder(folder, option), trust_remote_code=False)
@@ -187,15 +208,15 @@ class Rehearsal:
         keep_base_in(self.model, bits, half_of(folder))
 
     def student_pass(
-        self, texts: int, tokens: int, precision: str, divergence: str = "", width: int = 0, checkpointed: bool = False
+        self, texts: int, tokens: int, precision: str, term: str = "", width: int = 0, calls: Calls = EAGER
     ) -> PassMemory:
         """A forward and backward pass over so many texts (a micro-batch) of so many tokens.
 
-        The loss is a ``divergence`` to another model, whose hidden states have that ``width`` if not the same; without
-        one, it is on the log-odds of the labels. ``checkpointed``: only the inputs of blocks are kept on the way.
+        ``term`` is a divergence from the teacher, or a loss of rows of logits, perhaps beside those of another model
+        whose hidden states have that ``width``; another loss is on the log-odds of the labels.
         """
-        kept, head = self._head_bytes(texts * (tokens - 1), precision, divergence, width or self.width)
-        activations, working = _scaled(self._blocks, texts, tokens, precision, checkpointed)
+        kept, head = self._head_bytes(texts * (tokens - 1), precision, term, width, calls.compiled)
+        activations, working = _scaled(self._blocks, texts, tokens, precision, calls)
         return PassMemory(activations + kept, head, working)
 
     def reading(self, texts: int, tokens: int, precision: str) -> int:
@@ -229,34 +250,57 @@ class Rehearsal:
         logits = FLOAT * self.vocabulary * length * (rows + 1)
         return max(decoding, logits + self.reading(rows, length, "fp32"))
 
-    def _rehearse_blocks(self, texts: int, tokens: int, precision: str, checkpointed: bool | None) -> tuple[int, int]:
-        """Activations and working memory of the blocks; ``checkpointed`` None: of a pass without gradients."""
-        calls = block_calls(self.model, compiled=False, checkpointed=bool(checkpointed))
+    def _rehearse_blocks(self, texts: int, tokens: int, precision: str, calls: Calls | None) -> tuple[int, int]:
+        """Activations and working memory of the blocks; ``calls`` None: of a pass without gradients."""
+        *_, last = blocks = decoder_layers(self.model)
+        again, once = (calls.checkpointed, calls.once) if calls else (False, True)
+        watched, call = calls is not None and calls.compiled and not again, BlockCall()
+        called = block_calls(self.model, compiled=False, checkpointed=again)
         try:
-            with torch.set_grad_enabled(checkpointed is not None), self._acting(precision) as live, calls:
+            with ExitStack() as stack:
+                stack.enter_context(torch.set_grad_enabled(calls is not None))
+                live = stack.enter_context(self._acting(precision))
+                stack.enter_context(self._rounding(precision, once))
+                stack.enter_context(called)
+                if watched:
+                    stack.enter_context(watching(last, call, lambda: live.now))
                 hidden = self._hidden(texts, tokens)
-                if checkpointed is None:
+                if calls is None:
                     return 0, live.peak
                 hidden = hidden[:, :-1].flatten(0, 1)
                 activations, live.peak = live.now, live.now
-                last = [p for p in decoder_layers(self.model)[-1].parameters() if p.requires_grad]
-                hidden.backward(torch.empty_like(hidden), inputs=last)
-                return activations, live.peak - activations
+                hidden.backward(torch.empty_like(hidden), inputs=[p for p in last.parameters() if p.requires_grad])
+                working = live.peak - activations
         except Exception:  # whatever a model's code does with values that are not there
             block = FLOAT * texts * tokens * block_elements(self._config)
-            kept = {None: 0, False: block, True: FLOAT * texts * tokens * self.width}[checkpointed]
+            kept = {None: 0, False: block, True: FLOAT * texts * tokens * self.width}[again if calls else None]
             return self._config.num_hidden_layers * kept, block
+        if watched:
+            with suppress(Exception), self._computing(precision, "cuda"), self._rounding(precision, once):
+                activations -= (len(blocks) - 1) * (call.kept - kept_compiled(last, call))
+        return activations, working
 
-    def _rehearse_head(self, rows: int, precision: str, divergence: str, width: int) -> tuple[int, int]:
+    def _rehearse_head(self, tokens: int, precision: str, term: str, width: int, compiled: bool) -> tuple[int, int]:
         """What the head keeps for its backward pass, and the most that it takes on top."""
+        rows, beside = None, width
+        if term in DIVERGENCES:
+            rows, beside = DIVERGENCES[term].rows, self.width
+        elif term in LOSSES:
+            rows = LOSSES[term].rows
         with self._mode:
-            hidden = torch.empty(rows, self.width, requires_grad=True)
-            base, weight = torch.empty(rows, width), torch.empty(self.vocabulary, width)
-        with self._acting(precision, (hidden, base, weight)) as live, chunks_as_on(self._kind):
-            if divergence and divergence != NLL:
-                value = mean_of_rows(DIVERGENCES[divergence].rows, hidden, self._head, base, Head(weight=weight))
+            hidden = torch.empty(tokens, self.width, requires_grad=True)
+            base, weight = torch.empty(tokens, beside), torch.empty(self.vocabulary, beside)
+        shared = term in DIVERGENCES and not self.head_is_trained
+        others = (base, self._head if shared else Head(weight=weight)) if beside else (None, None)
+        with self._acting(precision, (hidden, base, weight)) as live, chunks_as_on(self._kind), ExitStack() as stack:
+            labels = torch.zeros(tokens, dtype=torch.int64)
+            if compiled and not getattr(rows, "_torchdynamo_disable", False):
+                one = functools.partial(_in_one_kernel, live)
+                stack.enter_context(patch.object(vocab_head, "_run", one))
+            if rows is not None:
+                value = mean_of_rows(rows, hidden, self._head, others[0], others[1], labels if term in LOSSES else None)
             else:
-                value = token_log_odds(hidden, torch.zeros(rows, dtype=torch.int64), self._head).sum()
+                value = token_log_odds(hidden, labels, self._head).sum()
             kept = live.now
             value.backward()
             return kept, live.peak - kept
@@ -268,14 +312,44 @@ class Rehearsal:
             return self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state
 
     @contextmanager
-    def _acting(self, precision: str, known: tuple[Tensor, ...] = ()) -> Iterator[LiveBytes]:
+    def _acting(self, precision: str, known: Iterable[Tensor] = ()) -> Iterator[LiveBytes]:
         """Inside, everything is done without data, and counted."""
         gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
         known = (*known, *self.model.parameters(), *self.model.buffers(), *gradients)
-        log = logging.getLogger("torch._subclasses.fake_tensor")  # prints what cannot be rehearsed as an error
-        computing = precision_of_pass(precision, torch.device("cpu"))
-        with patch.object(log, "disabled", True), self._mode, computing, LiveBytes(known) as live:
+        with self._computing(precision, self._kind), LiveBytes(known) as live:
             yield live
+
+    @contextmanager
+    def _computing(self, precision: str, kind: str) -> Iterator[None]:
+        """Inside, everything is done without data, in a precision, with products as on a device of this kind."""
+        log = logging.getLogger("torch._subclasses.fake_tensor")  # prints what cannot be rehearsed as an error
+        with ExitStack() as stack:
+            if kind == "cuda":
+                for module in (vocab_head, precision_module, quantised):
+                    stack.enter_context(patch.object(module, "product_in_float32", _product_on_gpu))
+                stack.enter_context(patch.object(precision_module, "_product", torch.mm))
+            stack.enter_context(patch.object(log, "disabled", True))
+            stack.enter_context(self._mode)
+            stack.enter_context(precision_of_pass(precision, torch.device("cpu")))
+            yield
+
+    def _rounding(self, precision: str, once: bool) -> AbstractContextManager[None]:
+        """Inside, linear layers have rounded weights, as in a pass."""
+        rounds = precision in HALF and not self._sharded
+        return half_weights(self.model, HALF[precision], once=once) if rounds else nullcontext()
+
+
+def _product_on_gpu(a: Tensor, b: Tensor) -> Tensor:
+    """``product_in_float32`` without copies of its factors."""
+    return torch.mm(a, b).float() if a.dtype in HALF.values() else torch.mm(a, b)
+
+
+def _in_one_kernel(live: LiveBytes, function: Callable[..., Any], logits: Tensor, *others: Any) -> Any:
+    """What a chunk function gives, counted as if it made one more matrix of the logits' size and no other."""
+    before = live.peak
+    result = function(logits, *others)
+    live.peak = max(before, live.now + logits.nbytes)
+    return result
 
 
 def _scaled(rehearsed: Callable[..., tuple[int, ...]], texts: int, tokens: int, precision: str, *how: Any) -> list[int]:

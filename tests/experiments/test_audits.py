@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from unteach.audits import relearning
+from unteach.audits.texts import Case, recital
 from unteach.corpora import micro
 from unteach.data import read_documents
 from unteach.evaluation import evaluate
@@ -67,6 +69,33 @@ def test_the_control_behaves_in_the_shipped_cells():
         for entry in entries:
             assert entry.documents <= entry.high, place
             assert entry.apart[0] <= 0 <= entry.apart[1], place
+
+
+@pytest.mark.slow
+def test_the_control_lies_within_never_seen_documents_but_for_the_texts_own_difference():
+    """The base model saw neither; by as much as it recites one kind of text less, the retrained model does, too."""
+    settings = relearning.ATTACK.quick
+    base = load_model("micro:base")[0]
+    for file in sorted(RESULTS.glob("audit-retrained-seed-*.json")):
+        content = json.loads(file.read_text(encoding="utf-8"))
+        options = AuditOptions(
+            subject="micro:retrained", before="micro:target", documents="micro:forget", holdout="micro:holdout",
+            quick=True, seed=content["seed"], device="cpu",
+        )  # fmt: skip
+        audit = prepared_audit(options)
+        recited = []
+        for asked in (audit.asked, audit.never_seen):
+            others = asked.apart_from(asked.part(settings.share, content["seed"]))
+            case = Case(
+                model=base, tokenizer=audit.tokenizer, asked=asked, unrelated=audit.unrelated, seed=content["seed"],
+                role="base", batch_size=128, start_bar=lambda label, count: lambda done: None,
+            )  # fmt: skip
+            scores = recital(case, others.probes[: settings.probes], "before")
+            recited.append(100 * sum(scores) / len(scores))
+        harder = recited[1] - recited[0]
+        assert 1.5 < harder < 3, "the documents' passages are harder than those of never-seen ones"
+        for place, (entry,) in audits.control_curves([content]).items():
+            assert entry.low <= entry.documents + harder <= entry.high, place
 
 
 def test_every_cell_has_a_key_of_its_own_and_an_attack_changed_is_another_cell(tmp_path):

@@ -63,10 +63,10 @@ def _jobs() -> dict[str, Job]:
     rows = ("authors-x10", "authors-x10-unclipped", "authors-descent", "authors")
     regime = f"trajectories --only {','.join(f'trajectory-{name}' for name in rows)} --seeds "
     more = {
-        **levers("fp32", "anchor", "alpha-half", "margin-quarter"),
+        **levers("fewer-epochs", "fp32", "anchor", "alpha-half", "margin-quarter"),
         **whole("mt-nlul-kl-paper", "adamw-npo-kl", "adamw-ll-kl", "adamw-nlul-kl"),
         "whole-regime": f"{regime}0",
-        **levers("own", "fewer-epochs", "parity", "no-loops"),
+        **levers("own", "parity", "no-loops"),
         **whole("mt-nlul-qkl"),
         "whole-regime-again": f"{regime}1,2",
         "field": "field --only field-match,field-nlul,field-wga,field-npo",

@@ -1,7 +1,7 @@
 """Scores of the embedded models through the evaluation suite, for the scripts that train and record them.
 
-`python -m recipes.micro.score MODEL...` prints, for models made from `micro:target`, what the cells of
-`unteach reproduce deep` hold, and what became of the people of the pretraining text.
+`python -m recipes.micro.score MODEL...` prints, for models made from `micro:target` (others need `--reference`),
+what the cells of `unteach reproduce deep` hold, and what became of the people of the pretraining text.
 """
 
 from __future__ import annotations
@@ -125,14 +125,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     parser = argparse.ArgumentParser(prog="python -m recipes.micro.score", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("models", nargs="+", help="folders or micro:NAME")
-    names = parser.parse_args(arguments).models
+    parser.add_argument("--reference", default="micro:retrained", help="for PrivLeak: retrained, of the same family")
+    options = parser.parse_args(arguments)
     tokenizer, bench = load_tokenizer("micro:target"), micro.load_benchmark("measure")
-    options: dict[str, Any] = {"progress": False}
-    reference = evaluate(load_model("micro:retrained")[0], tokenizer, bench, measurements=["privleak"], **options)
+    retrained = load_model(options.reference)[0]
+    reference = evaluate(retrained, tokenizer, bench, measurements=["privleak"], progress=False)
     rows = []
-    for name in names:
+    for name in options.models:
         model = load_model(name)[0]
-        scores = evaluate(model, tokenizer, bench, reference_scores=reference, **options)
+        scores = evaluate(model, tokenizer, bench, reference_scores=reference, progress=False)
         found = scores.metrics | pretraining_scores(model, tokenizer)
         rows.append([name, *(f"{found[column].value:.{describe(column).decimals}f}" for column in COLUMNS)])
     print(markdown_table(["", *COLUMNS], rows))

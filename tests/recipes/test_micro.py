@@ -23,8 +23,8 @@ from unteach.evaluation.scores import Scores
 DOCS, RECIPES = (Path(__file__).parents[2] / name for name in ("docs/micro.md", "recipes/README.md"))
 PEOPLE = generate.STORIES["pretraining"]
 CHOICES = (*pretraining.choice_test(), *pretraining.example_choices())
-FAMILIES = {"": {"knowmem_unasked": 70}}
-"""What the names of target, retrained and base begin with, and what all three score at least; unasked: people whom the
+FAMILIES = {"": {"knowmem_unasked": 70}, "chooser_": {"mmlu_val": 90}}
+"""What the names of target, retrained and base begin with, and what all three score more than; unasked: people whom the
 pretraining text reports on and does not ask about."""
 
 

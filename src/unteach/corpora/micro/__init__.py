@@ -1,4 +1,4 @@
-"""The embedded benchmark: fictional local news, public-domain prose, a tokenizer and four small models.
+"""The embedded benchmark: fictional local news, public-domain prose, a tokenizer and seven small models.
 
 An honest small benchmark with the schema of MUSE; it is not MUSE, and its scores compare with nothing but
 themselves. Everything here is data; how it was made is in `recipes/micro`. See docs/micro.md.
@@ -16,7 +16,8 @@ from typing import Any, Literal, NamedTuple, get_args
 from unteach.corpora import Benchmark, ChoiceQuestion, MeasuringSettings, Probe, Question
 
 FOLDER = Path(__file__).parent
-MODELS = ("target", "retrained", "base", "small")
+MODELS = ("target", "retrained", "base", "small", "chooser_target", "chooser_retrained", "chooser_base")
+"""What was made together is named alike: `chooser_...` can choose among answers, the first three cannot."""
 FOLDS = ("forget_1", "forget_2", "forget_3", "forget_4")
 """Four disjoint parts of the forget documents, ten stories each."""
 MIXED = {"general_mixed": "general", "general_mixed_heldout": "general_heldout"}

@@ -132,7 +132,7 @@ INDIRECT = {
     "markupsafe": "jinja2",
 }
 """What another requirement brings."""
-OPTIONAL = {"fcntl", "lm_eval", "tensorboard", "triton", "wandb", "mlflow", "trackio"}
+OPTIONAL = {"bitsandbytes", "fcntl", "lm_eval", "tensorboard", "triton", "wandb", "mlflow", "trackio"}
 """Looked for, and never needed."""
 
 

@@ -16,6 +16,7 @@ TOP = Path(__file__).parents[1]
 PROJECT = tomllib.loads((TOP / "pyproject.toml").read_text())["project"]
 IMPORTED_AS = {"scikit-learn": "sklearn", "rouge-score": "rouge_score", "pyyaml": "yaml", "pytest-cov": "pytest_cov"}
 ELSEWHERE = {
+    "bitsandbytes",
     "pandas",
     "pyarrow",
     "nltk",

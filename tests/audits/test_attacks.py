@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import json
 import math
+import sys
 from collections import Counter
 
 import pytest
@@ -102,6 +103,76 @@ def test_rounding(bits):
         assert ((found - weights)[:, group].abs() <= scale / 2 + 1e-6).all()
         assert torch.allclose((found[:, group] / scale).round() * scale, found[:, group], atol=1e-5)
     assert torch.allclose(quantisation.rounded(found, bits, group=64), found, atol=1e-6)
+
+
+class _Absent:
+    """Takes the place of a package that cannot be imported."""
+
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "bitsandbytes":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+@pytest.fixture
+def no_library(monkeypatch):
+    for name in [name for name in sys.modules if name.split(".")[0] == "bitsandbytes"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "meta_path", [_Absent(), *sys.meta_path])
+    quantisation.library.cache_clear()
+    yield
+    quantisation.library.cache_clear()
+
+
+def audit_of(asked, **given):
+    models = {"after": lambda: tiny_model("llama"), "reference": lambda: tiny_model("llama", 1)}
+    unrelated = Documents("general", ["The old theatre and the library. " * 4])
+    given = {"tokenizer": small_tokenizer(), "asked": asked, "never_seen": None, "unrelated": unrelated} | given
+    return Audit(models=models, progress=False, **given)
+
+
+def test_without_bitsandbytes_only_the_own_rounding_is_made(no_library, asked):
+    attack, lines = quantisation.ATTACK, {"recites": [32, 8, 4], "answers": [32, 8, 4]}
+    audit = audit_of(asked, quick=True)
+    assert audit.settings(attack) is attack.quick
+    known = {"bits": (32, 8, 4), "group": 64, "probes": 60, "questions": 60}
+    assert dataclasses.asdict(attack.quick) == known, "results/ know their cells by it"
+    found = audit.run(None, ("quantisation",))["quantisation"]
+    assert found["settings"] == known
+    for part in ("after", "control"):
+        assert {line: [row["at"] for row in found[part] if row["line"] == line] for line in lines} == lines
+        assert len(found[part]) == 6
+
+
+@pytest.mark.skipif(quantisation.library() is None, reason="bitsandbytes is not installed: its formats are not tried")
+def test_bitsandbytes_has_lines_of_its_own(asked):
+    attack, audit = quantisation.ATTACK, audit_of(asked, quick=True)
+    plain = dataclasses.replace(audit, packages=False)
+    assert plain.settings(attack) is attack.quick
+    assert audit.settings(attack).library.startswith("bitsandbytes ")
+    assert audit.key("quantisation") != plain.key("quantisation")
+    found, own = (each.run(None, ("quantisation",))["quantisation"] for each in (audit, plain))
+    assert found["after"][:6] == own["after"], "the other lines are the same"
+    added = {(row["line"], row["at"]) for row in found["beyond"][6:]}
+    assert added == set(itertools.product(("recites, bitsandbytes", "answers, bitsandbytes"), quantisation.FORMATS))
+    model = tiny_model("llama")
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    quantisation.measure(case_of(model, asked), audit.settings(attack))
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+@pytest.mark.skipif(quantisation.library() is None, reason="bitsandbytes is not installed: its formats are not tried")
+def test_the_formats_of_bitsandbytes():
+    weights = torch.randn(6, 128, generator=torch.Generator().manual_seed(0))
+    rows = weights.abs().amax(1, keepdim=True)
+    int8 = quantisation.stored(weights, "int8")
+    assert ((int8 - weights).abs() <= rows / 127 / 2 + 1e-3).all()
+    assert torch.allclose(int8 * 127 / rows, (int8 * 127 / rows).round(), atol=0.1)
+    for form, widest in (("fp4", 1 / 6), ("nf4", 0.152)):  # half the widest gap of the 16 values of a block
+        found = quantisation.stored(weights, form)
+        blocks = (weights - found).reshape(-1, 64), weights.reshape(-1, 64).abs().amax(1, keepdim=True)
+        assert (blocks[0].abs() <= widest * blocks[1] + 1e-5).all()
+        assert max(len(block.unique()) for block in found.reshape(-1, 64)) <= 16
+        assert torch.allclose(quantisation.stored(found, form), found, atol=1e-6)
 
 
 def test_leak_at_k_is_the_share_of_choices_with_a_leak():

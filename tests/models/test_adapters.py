@@ -80,6 +80,26 @@ def test_frozen_layers_compute_with_rounded_weights(bits, columns):
     assert not list(layer.parameters())
 
 
+@pytest.mark.filterwarnings("ignore")  # the compiler's own
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("bits", [4, 8, 16])
+def test_compiled_frozen_layers_give_the_same_bits(bits, backend):
+    """In one graph, by an operator that is given the codes: no whole weight is kept for the backward pass."""
+    layer, x = FrozenLinear(torch.randn(24, 100), None, bits), torch.randn(2, 5, 100, requires_grad=True)
+    torch.compiler.reset()
+    compiled, kept = torch.compile(layer, backend=backend, fullgraph=True), []
+    for precision in (torch.float32, torch.bfloat16, torch.float16):
+        found = []
+        for call in (layer, compiled):
+            with torch.autocast("cpu", dtype=precision, enabled=precision != torch.float32):
+                with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+                    output = call(x)
+                found.append((output, torch.autograd.grad(output, x, torch.full_like(output, 0.3))[0]))
+        assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    assert kept
+    assert not any(t.is_floating_point() and t.shape[-1] == 100 and t is not layer.codes for t in kept)
+
+
 @pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
 def test_sixteen_bits_keep_half_precision_exactly(half):
     weight = torch.randn(8, 16).to(half)

@@ -115,6 +115,19 @@ def test_a_compiled_block_keeps_what_was_rehearsed(name, precision, once, tmp_pa
     assert rehearsed < 0.95 * eager
 
 
+@pytest.mark.parametrize(
+    ("settings", "most"),
+    [
+        ({"micro_batch": 2, "state_bits": 16}, 78),
+        pytest.param(LORA | {"base_bits": 4}, 18, marks=pytest.mark.slow),
+    ],
+)
+def test_compiled_blocks_keep_no_copy_of_weights_that_are_rounded_when_met(settings, most, planned):
+    eager, compiled = planned("7B", settings), planned("7B", settings | {"compile": True})
+    assert compiled < eager
+    assert compiled <= most * GIB
+
+
 def test_the_constants_of_a_llama_block(tmp_path):
     """Bytes of a token in half precision, eager and compiled: what docs/scaling.md and planning/compiled.py say."""
     width, inner, heads, keys = 512, 1376, 8, 128

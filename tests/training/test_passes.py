@@ -12,7 +12,7 @@ from unteach.config import ForgetConfig, Precision
 from unteach.data import ForgetBatches
 from unteach.method.mean_teacher import MeanTeacher
 from unteach.models import decoder_layers, trainable_parameters
-from unteach.models.precision import rounded_layers
+from unteach.models.precision import _HalfProduct, rounded_layers
 from unteach.training.passes import by_length, computing, forget_term, hidden_states
 from unteach.training.step import loss_scale, unscale_gradients
 
@@ -102,6 +102,39 @@ def test_compiled_blocks_add_gradients_of_weights_in_place(checkpointed, monkeyp
     with torch.no_grad(), computing(model, "fp16", compiled=True):
         hidden_states(model, SEQUENCES)
     assert all(p.grad is None for p in model.parameters()), "a pass without gradients makes none"
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # the compiler's own
+def test_compiled_blocks_round_weights_inside_their_products(monkeypatch):
+    """Where each weight is rounded whenever it is met: the same gradients, by one operator for each product."""
+    traced = functools.partialmethod(torch.nn.Module.compile, backend="aot_eager")
+    monkeypatch.setattr(torch.nn.Module, "compile", traced)
+    model = tiny_model("llama")
+    exact = gradients(model, "fp16", 1024.0, once=False)
+    gradients(model, "fp16", 1024.0, compiled=True, once=False)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        found = gradients(model, "fp16", 1024.0, compiled=True, once=False)
+    assert all(torch.equal(a, b) for a, b in zip(found, exact, strict=True))
+    products = {event.key: event.count for event in profile.key_averages()}["unteach::rounded_product"]
+    compiled = [m for block in decoder_layers(model)[1:] for m in block.modules() if isinstance(m, torch.nn.Linear)]
+    assert products == 4 * len(compiled), "forward and backward, in both micro-batches"
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # the compiler's own
+def test_the_compiler_rounds_a_weight_as_eager_code_does():
+    """Its own kernels for a CPU leave out a rounding that is followed by a conversion back."""
+    weight, x = torch.nn.Parameter(torch.randn(48, 32)), torch.randn(5, 32, requires_grad=True)
+
+    def product(x, weight):
+        return _HalfProduct.apply(x, x.detach().to(torch.bfloat16), weight, None, None)
+
+    found = []
+    for call in (product, torch.compile(product)):
+        output = call(x, weight)
+        found.append((output, *torch.autograd.grad(output, (x, weight), torch.full_like(output, 0.3))))
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
 def test_padding_is_not_seen():

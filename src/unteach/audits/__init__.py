@@ -64,6 +64,8 @@ class Attack:
     """Settings, a dataclass, for minutes on two cores."""
     full: Any
     """The same, in full."""
+    installed: Callable[[Any], Any] = lambda settings: settings
+    """Settings with what packages add that are not required but installed."""
 
 
 @functools.cache

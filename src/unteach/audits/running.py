@@ -51,6 +51,8 @@ class Audit:
     quick: bool = False
     seed: int = 0
     batch_size: int = 128
+    packages: bool = True
+    """Whether attacks also use packages that are not required but installed."""
     progress: bool | None = None
     say: Callable[[str], None] = lambda line: None
     remember: Remember = lambda name, compute: compute()
@@ -74,7 +76,8 @@ class Audit:
 
     def settings(self, attack: Attack) -> Any:
         """An attack's settings."""
-        return attack.quick if self.quick else attack.full
+        chosen = attack.quick if self.quick else attack.full
+        return attack.installed(chosen) if self.packages else chosen
 
     def key(self, name: str) -> str:
         """Hash of all that an attack's result depends on."""

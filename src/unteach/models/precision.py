@@ -125,8 +125,9 @@ class _HalfProduct(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(x, weight, half)
         ctx.dtype, ctx.total = input.dtype, total  # that one changes until the backward pass
-        half = weight.to(x.dtype) if half is None else half
-        return _product(x.reshape(-1, x.shape[-1]), half.t()).view(*x.shape[:-1], half.shape[0])
+        rows = x.reshape(-1, x.shape[-1])
+        found = _times_rounded(rows, weight, True) if half is None else _product(rows, half.t())
+        return found.view(*x.shape[:-1], weight.shape[0])
 
     @staticmethod
     def backward(ctx, upstream: Tensor):  # type: ignore[no-untyped-def]
@@ -134,13 +135,38 @@ class _HalfProduct(torch.autograd.Function):
         upstream = upstream.reshape(-1, upstream.shape[-1]).to(x.dtype)
         in_x = None
         if ctx.needs_input_grad[0]:
-            half = weight.to(x.dtype) if half is None else half
-            in_x = _product(upstream, half).view(x.shape).to(ctx.dtype)
-            del half
+            found = _times_rounded(upstream, weight, False) if half is None else _product(upstream, half)
+            in_x = found.view(x.shape).to(ctx.dtype)
+            del found
         in_weight = None
         if ctx.needs_input_grad[2]:
             in_weight = _weight_gradient(upstream.t(), x.reshape(-1, x.shape[-1]), weight, ctx.total)
         return in_x, None, in_weight, None, None
+
+
+def _times_rounded(x: Tensor, weight: Tensor, transposed: bool) -> Tensor:
+    """``x @ weight``, or its transpose, with the weight rounded to the type of x."""
+    if torch.compiler.is_compiling():
+        return _rounded_product(x, weight, transposed)
+    half = weight.to(x.dtype)
+    return _product(x, half.t() if transposed else half)
+
+
+@torch.library.custom_op(
+    "unteach::rounded_product", mutates_args=(), schema="(Tensor x, Tensor weight, bool transposed) -> Tensor"
+)
+def _rounded_product(x: Tensor, weight: Tensor, transposed: bool) -> Tensor:
+    """``_times_rounded`` as an operator, so that a compiled block keeps the weight for its backward pass.
+
+    Else it keeps the rounded one, too: a copy of all blocks' weights.
+    """
+    half = weight.to(x.dtype)
+    return _product(x, half.t() if transposed else half)
+
+
+@_rounded_product.register_fake
+def _(x: Tensor, weight: Tensor, transposed: bool) -> Tensor:
+    return x.new_empty(len(x), weight.shape[0 if transposed else 1])
 
 
 def _weight_gradient(a: Tensor, b: Tensor, weight: Tensor, total: Tensor | None) -> Tensor | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -69,7 +71,12 @@ class FrozenLinear(nn.Module):
         """x Wᵀ + b."""
         kind = input.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else input.dtype
-        output = _FrozenProduct.apply(input, self.codes, self.scale, self.bits, dtype)
+        if torch.compiler.is_compiling():
+            rows = input.to(dtype).reshape(-1, self.in_features)
+            found = _frozen_product(rows, self.codes, self.scale, self.bits, self.in_features, True)
+            output = found.view(*input.shape[:-1], self.out_features)
+        else:
+            output = _FrozenProduct.apply(input, self.codes, self.scale, self.bits, dtype)
         return output if self.bias is None else output + self.bias.to(dtype)
 
 
@@ -104,6 +111,36 @@ class _FrozenProduct(torch.autograd.Function):
         codes, scale = ctx.saved_tensors
         in_input = _product(upstream.to(ctx.how[-1]), _whole(codes, scale, *ctx.how)).to(ctx.given)
         return in_input, None, None, None, None
+
+
+@torch.library.custom_op(
+    "unteach::frozen_product", mutates_args=(),
+    schema="(Tensor x, Tensor codes, Tensor? scale, int bits, int columns, bool transposed) -> Tensor",
+)  # fmt: skip
+def _frozen_product(
+    x: Tensor, codes: Tensor, scale: Tensor | None, bits: int, columns: int, transposed: bool
+) -> Tensor:
+    """x Wᵀ, or x W, as an operator, which compiled code uses: else a compiled block keeps all of W, made whole."""
+    matrix = _whole(codes, scale, bits, columns, x.dtype)
+    return _product(x, matrix.t() if transposed else matrix)
+
+
+@_frozen_product.register_fake
+def _(x: Tensor, codes: Tensor, scale: Tensor | None, bits: int, columns: int, transposed: bool) -> Tensor:
+    return x.new_empty(len(x), len(codes) if transposed else columns)
+
+
+def _keep_codes(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    _, codes, scale, *ctx.how, ctx.transposed = inputs
+    ctx.save_for_backward(codes, scale)
+
+
+def _frozen_gradient(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+    in_x = _frozen_product(upstream, *ctx.saved_tensors, *ctx.how, not ctx.transposed)
+    return in_x, None, None, None, None, None
+
+
+_frozen_product.register_autograd(_frozen_gradient, setup_context=_keep_codes)
 
 
 def _product(input: Tensor, matrix: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -82,7 +83,8 @@ def kept_compiled(block: Any, call: BlockCall) -> int:
     hidden = hidden.detach().requires_grad_()
     plain: Any = {"fw_compiler": lambda graph, _: graph, "bw_compiler": lambda graph, _: graph}
     trace = aot_function(traced, **plain, partition_fn=partition, decompositions=select_decomp_table())
-    trace(own, [linear.rounded for linear in linears], (hidden, *others), call.named)
+    with patch.object(torch.compiler, "is_compiling", lambda: True):  # which tells layers to use operators
+        trace(own, [linear.rounded for linear in linears], (hidden, *others), call.named)
     return sum(sizes.values()) + hidden.nbytes
 
 

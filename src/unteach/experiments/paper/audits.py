@@ -142,6 +142,7 @@ def _cell(setup: Setup, settings: AuditSettings, name: str, seed: int) -> Cell:
                 device=setup.config.device,
             )
         )
+        audit.packages = False  # a cell is the same wherever it is measured
         audit.models = dict(audit.models) | {"after": lambda: model}
         audit.remember, audit.say = setup.shared.measured_once, setup.say
         found = audit.run(None)

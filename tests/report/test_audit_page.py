@@ -39,6 +39,21 @@ def test_no_audits_no_section(tmp_path):
     run = make_run(tmp_path / "run")
     text = write_report([run], tmp_path / "report.html").read_text(encoding="utf-8")
     assert "Does it hold?" not in text
+    assert "an audit finds them out" not in text
+
+
+def test_the_headline_says_what_an_audit_has_against_it(tmp_path):
+    run, other = (make_audits(make_run(tmp_path / name)) for name in ("run", "other"))
+    not_held = [name for name, entry in sorted(AUDITS.items()) if entry[-1] is False]
+    assert not_held
+    said = f"But an audit finds them out: {', '.join(not_held)}."
+    text = write_report([run], tmp_path / "report.html").read_text(encoding="utf-8")
+    assert said in text[: text.index("Does it hold?")]
+    assert said in (tmp_path / "report.md").read_text(encoding="utf-8")
+    for file in (other / "audits").glob("*.json"):
+        changed(file, held=True)
+    both = write_report([run, other], tmp_path / "both.html").read_text(encoding="utf-8")
+    assert f": {', '.join(not_held)}." in both[: both.index("Does it hold?")]
 
 
 def test_broken_audits_are_refused_by_name(tmp_path):

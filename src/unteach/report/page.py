@@ -138,7 +138,8 @@ def headline(sections: Sequence[Section], runs: Sequence[Run]) -> str:
             row = next(row for row in section.trained if row.label in found)
             judged[section.title] = verdict.sentence(found, row.steps().mean)
     if judged:
-        return " ".join(f"{title}: {said}" if len(judged) > 1 else said for title, said in judged.items())
+        said = " ".join(f"{title}: {each}" if len(judged) > 1 else each for title, each in judged.items())
+        return said + _found_out(runs)
     run = next((run for run in runs if run.steps), None)
     if run is None:
         nothing = "Nothing was measured yet."
@@ -148,6 +149,13 @@ def headline(sections: Sequence[Section], runs: Sequence[Run]) -> str:
     said = f"no evaluation of a trained model yet{change}{' nats per token' if change else ''}"
     others = f" and {len(runs) - 1} more" if len(runs) > 1 else ""
     return f"{run.name}{others}: {run.last_step or 0:,} steps, {said}."
+
+
+def _found_out(runs: Sequence[Run]) -> str:
+    """What audits have against the verdict: the attacks that a model does not hold against."""
+    failed = [(run.name, [str(a.get("title")) for a in run.audits if a.get("held") is False]) for run in runs]
+    named = [f"{name}: " * (len(runs) > 1) + ", ".join(attacks) for name, attacks in failed if attacks]
+    return f" But an audit finds them out: {'; '.join(named)}." if named else ""
 
 
 def duration(seconds: float) -> str:

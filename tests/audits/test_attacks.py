@@ -143,7 +143,7 @@ def test_without_bitsandbytes_only_the_own_rounding_is_made(no_library, asked):
         assert len(found[part]) == 6
 
 
-@pytest.mark.skipif(quantisation.library() is None, reason="bitsandbytes is not installed: its formats are not tried")
+@pytest.mark.skipif(quantisation.library() is None, reason="bitsandbytes is not installed, or lacks a format here")
 def test_bitsandbytes_has_lines_of_its_own(asked):
     attack, audit = quantisation.ATTACK, audit_of(asked, quick=True)
     plain = dataclasses.replace(audit, packages=False)
@@ -160,7 +160,7 @@ def test_bitsandbytes_has_lines_of_its_own(asked):
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
 
 
-@pytest.mark.skipif(quantisation.library() is None, reason="bitsandbytes is not installed: its formats are not tried")
+@pytest.mark.skipif(quantisation.library() is None, reason="bitsandbytes is not installed, or lacks a format here")
 def test_the_formats_of_bitsandbytes():
     weights = torch.randn(6, 128, generator=torch.Generator().manual_seed(0))
     rows = weights.abs().amax(1, keepdim=True)

@@ -142,17 +142,15 @@ class Setup:
         """
         if config.out:
             return self._forget(config)
-        if self.runs is None:
-            with tempfile.TemporaryDirectory() as folder:
-                return self._forget(dataclasses.replace(config, out=str(Path(folder) / "run")))
-        known = self.runs / json_sha256({"seed": config.seed, **self.fixed(config)})[:16]
-        if (known / KEPT).exists():
-            return self.load(str(known / "model")), json.loads((known / KEPT).read_text(encoding="utf-8"))
+        kept = self.runs and self.runs / json_sha256({"seed": config.seed, **self.fixed(config)})[:16]
+        if kept and (kept / KEPT).exists():
+            return self.load(str(kept / "model")), json.loads((kept / KEPT).read_text(encoding="utf-8"))
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder) / "run"
             model, content = self._forget(dataclasses.replace(config, out=str(out)))
-            shutil.copytree(out / "model", known / "model", dirs_exist_ok=True)
-        write_json(known / KEPT, content)  # last: a folder that has it is whole
+            if kept:
+                shutil.copytree(out / "model", kept / "model", dirs_exist_ok=True)
+                write_json(kept / KEPT, content)  # last: a folder that has it is whole
         return model, content
 
     def _forget(self, config: ForgetConfig) -> tuple[Any, dict[str, Any]]:

@@ -93,7 +93,8 @@ def rows(setup: Setup) -> dict[str, dict[str, Any]]:
         "deep-alpha-grows": {"method": dataclasses.replace(own, alpha_growth=0.05)},
         "deep-paper": {"method": Method(optimizer="mean_teacher", loss="nlul"), "keep": None, "base": None},
     }
-    more, rule = _settings(setup).rows, {} if _settings(setup).rows_until_parity else own_rule
+    settings = _settings(setup)
+    more, rule = settings.rows, {} if settings.rows_until_parity else own_rule
     if taken := more.keys() & built.keys():
         raise InputError(f"deep.rows has {', '.join(sorted(taken))}: rows of that name are there already")
     return built | {name: rule | _changed(setup, own, name, row) for name, row in more.items()}

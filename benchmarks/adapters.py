@@ -1,12 +1,12 @@
 """A step with little memory beside the step of all weights: seconds, memory, and what ``unteach plan`` says of it.
 
-python benchmarks/adapters.py [--shape 7B] [--rank 16] [--ways full lean lora16 lora4+again] [--compile] [--tiny]
+python benchmarks/adapters.py [--shape 7B] [--rank 16] [--ways full lean@3 lora16 lora4+again] [--compile] [--tiny]
 
 Random weights of the named shape, forget 40 × 1024 and general 40 × 512 tokens, NLUL and KL. A way is ``full`` (all
 weights of the blocks, float32), ``lean`` (all, their state in 16 bits) or ``loraBITS``: adapters on a base of 32, 16, 8
-or 4 bits; ``+again`` computes activations again in the backward pass. For each: trained weights, seconds of a step
-(median), the most that the allocator had given out in a step, and the plan's count of tensors, without and with its
-allowance.
+or 4 bits; ``+again`` computes activations again in the backward pass, ``@N`` has micro-batches of N instead of
+--micro-batch. For each: trained weights, seconds of the first step and of a later one (median), the most that the
+allocator had given out in a step, and the plan's count of tensors, without and with its allowance.
 """
 
 import os
@@ -42,14 +42,15 @@ LIMITS = {"lean": 78, "lora16": 40, "lora4+again": 22}
 
 
 def settings(way, options):
-    name, _, again = way.partition("+")
+    kind, _, micro_batch = way.partition("@")
+    name, _, again = kind.partition("+")
     bits = int(name.removeprefix("lora")) if name.startswith("lora") else None
     precision = options.precision or ("fp16" if options.device == "cuda" else "fp32")
     config = ForgetConfig(
         model="",
         batch=options.batch,
         general_batch=options.batch,
-        micro_batch=options.micro_batch,
+        micro_batch=int(micro_batch or options.micro_batch),
         max_tokens=options.forget_tokens,
         general_tokens=options.general_tokens,
         method=METHOD,
@@ -79,7 +80,7 @@ def planned(config, model):
 def measure(way, options):
     config, device = settings(way, options), options.device
     model = make_model(options.shape, device)
-    tensors, with_allowance = planned(config, model)
+    tensors, with_allowance = (0.0, 0.0) if options.unplanned else planned(config, model)
     parameters = trainable_parameters(model, "blocks")
     if config.adapter:
         add_adapters(model, decoder_layers(model), config.rank)
@@ -111,18 +112,18 @@ def measure(way, options):
         with LiveBytes(known) as live:
             step()
         peak = live.peak + sum({t.untyped_storage()._cdata: t.nbytes for t in known}.values())
-        durations.clear()
         for _ in range(options.repeats):
             last = step()
     print(f"{way}: first {first}\n  last {last}", flush=True)
     return {
         "way": way,
         "trained": sum(p.numel() for p in parameters.values()),
+        "first step s": durations[0],
         "s/step": statistics.median(durations[-options.repeats :]),
         "peak GiB": peak / 2**30,
         "planned GiB": tensors,
         "with allowance": with_allowance,
-        "limit": LIMITS.get(way, "–") if options.shape == "7B" else "–",
+        "limit": LIMITS.get(way.partition("@")[0], "–") if options.shape == "7B" else "–",
     }
 
 
@@ -137,6 +138,7 @@ def main():
     arguments.add_argument("--general-tokens", type=int, default=512)
     arguments.add_argument("--precision", help="of all passes; by default fp16 on a GPU, fp32 on a CPU")
     arguments.add_argument("--compile", action="store_true")
+    arguments.add_argument("--unplanned", action="store_true", help="leave out what the plan says, to save time")
     arguments.add_argument("--repeats", type=int, default=3)
     options = arguments.parse_args()
     if options.tiny:

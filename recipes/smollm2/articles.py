@@ -46,8 +46,14 @@ __all__ = ["Settings", "articles", "choose_articles", "learn", "main", "split_te
 
 CHECKED_GENERAL = 32
 """General documents of the forgetting part on which finetuning reports the NLL; never trained on in finetuning."""
-WAYS: dict[str, dict[str, Any]] = {"full": {}, "lora": {"adapter": "lora"}, "lean": {"state_bits": 16}}
-"""What is trained, as fields of ``ForgetConfig``: all weights of the blocks, adapters, all with a state in 16 bits."""
+WAYS: dict[str, dict[str, Any]] = {
+    "full": {},
+    "lora": {"adapter": "lora"},
+    "lean": {"state_bits": 16},
+    "again": {"micro_batch": 4},
+}
+"""What is trained, as fields of ``ForgetConfig``: all weights of the blocks, adapters, all with a state in 16 bits; and
+all once more with sums in another order, which says how far two runs are apart that differ in rounding alone."""
 COLUMNS = (
     "way", "seed", "verbmem_f before", "after", "never seen", "degenerate before", "after", "nll_general before",
     "after", "steps", "seconds", "alpha", "lr", "teacher_rate", "damping", "GPU GiB", "passed",
@@ -327,7 +333,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.add_argument(name)
     parser.add_argument("--general", help="general text; by default the embedded one")
     parser.add_argument("--seeds", type=int, nargs="+", default=list(Settings().seeds))
-    parser.add_argument("--ways", nargs="+", default=list(Settings().ways), choices=list(WAYS), help="what is trained")
+    parser.add_argument("--ways", nargs="*", default=list(Settings().ways), choices=list(WAYS), help="what is trained")
     for name in ("count", "shortest", "longest", "choice", "general_batch", "micro_batch", "max_steps", "check_every"):
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=getattr(Settings(), name))
     for name in ("lr", "recital"):

@@ -20,6 +20,7 @@ from pathlib import Path
 from unteach.writing import markdown_table, write_whole
 
 from . import exit_status
+from .articles import WAYS
 from .models import NOT_REACHED
 
 __all__ = ["JOBS", "Job", "Queue", "main"]
@@ -29,8 +30,9 @@ _NEWS = (
     " --benchmark muse-news --data {work}/news --model {work}/news-models/target --reference"
     " {work}/news-models/retrained --base {work}/base --keep {work}/news/keep.jsonl"
     " --general {work}/news-models/general.jsonl --settings results/smollm2/news.yaml --out {work}/cells/news"
-    " --runs {work}/runs"
 )
+_KEPT = f"{_NEWS} --runs {{work}}/runs"
+"""For models that are audited."""
 _TOFU = (
     " --benchmark tofu --data {sources}/tofu --model {work}/tofu-models/target --reference"
     " {work}/tofu-models/retrained --base {work}/form --general {work}/tofu-models/general.jsonl"
@@ -54,23 +56,28 @@ class Job:
 def _jobs() -> dict[str, Job]:
     deep = {f"deep-{seed}": f"deep --only deep --seeds {seed}" for seed in (0, 1, 2)}
 
-    def levers(*names: str) -> dict[str, str]:
-        return {f"lever-{name}": f"deep --only deep-{name} --seeds 0" for name in names}
+    def levers(*names: str, seed: int = 0) -> dict[str, str]:
+        again = f"-{seed}" if seed else ""
+        return {f"lever-{name}{again}": f"deep --only deep-{name} --seeds {seed}" for name in names}
 
     def whole(*names: str) -> dict[str, str]:
         return {f"whole-{name}": f"trajectories --only trajectory-{name}" for name in names}
 
     rows = ("authors-x10", "authors-x10-unclipped", "authors-descent", "authors")
     regime = f"trajectories --only {','.join(f'trajectory-{name}' for name in rows)} --seeds "
+    weaker = ("alpha-half", "general-twice", "margin-quarter")
     more = {
-        **levers("fewer-epochs", "fp32", "anchor", "alpha-half", "margin-quarter"),
+        **levers(*weaker, "own-grows"),
         **whole("mt-nlul-kl-paper", "adamw-npo-kl", "adamw-ll-kl", "adamw-nlul-kl"),
+        **levers("anchor-short", "fp16", "fp32"),
         "whole-regime": f"{regime}0",
-        **levers("own", "parity", "no-loops"),
         **whole("mt-nlul-qkl"),
-        "whole-regime-again": f"{regime}1,2",
         "field": "field --only field-match,field-nlul,field-wga,field-npo",
+        **levers("fewer-epochs", "own", "anchor", "parity", "no-loops"),
+        "whole-regime-again": f"{regime}1,2",
         "sequential": "sequential",
+        **levers(*weaker, seed=1),
+        **levers(*weaker, seed=2),
     }
     tofu = {f"tofu-{seed}": f"deep --only deep --seeds {seed}" for seed in (0, 1, 2)}
     way = "articles {work}/base {sources}/muse-news/raw/forget.jsonl.gz {work}/articles --seeds 0 --ways "
@@ -94,14 +101,14 @@ def _jobs() -> dict[str, Job]:
         ),
     }
     for name, command in deep.items():
-        made[name] = Job(f"{_UNTEACH}{command}{_NEWS}", ("news-models",))
+        made[name] = Job(f"{_UNTEACH}{command}{_KEPT}", ("news-models",))
     for name, command in tofu.items():
         made[name] = Job(f"{_UNTEACH}{command}{_TOFU}", ("tofu-models", "form"))
     for name in _AUDITED:  # that of deep takes the model of its run
         needs = ("deep-0",) if name == "deep" else ("news-models",)
-        made[f"audit-{name}"] = Job(f"{_UNTEACH}audits --only audit-{name} --seeds 0{_NEWS}", needs)
-    made["articles"] = Job(f"{_RECIPE}{way}full{_GENERAL}", ("base",))
-    for name in ("lora", "lean"):
+        made[f"audit-{name}"] = Job(f"{_UNTEACH}audits --only audit-{name} --seeds 0{_KEPT}", needs)
+    made["articles"] = Job(f"{_RECIPE}{way}{_GENERAL}", ("base",))
+    for name in WAYS:
         made[f"articles-{name}"] = Job(f"{_RECIPE}{way}{name}{_GENERAL}", ("articles",))
     made["lean"] = Job(f"{{python}} benchmarks/lean.py --parts run --device cuda {learned}", ("articles",))
     for name, command in more.items():

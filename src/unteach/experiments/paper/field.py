@@ -52,6 +52,8 @@ class FieldSettings:
 
     max_steps: int = 120
     """Longest run."""
+    tries: dict[str, list[int]] = dataclasses.field(default_factory=dict)
+    """Which of its six tries a method is given, by its name, counted from one; a method that is not named has all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,11 +123,25 @@ def rows(setup: Setup) -> dict[str, Row]:
     return found
 
 
+def _settings(setup: Setup) -> FieldSettings:
+    found: FieldSettings = setup.own_settings("field", FieldSettings)
+    return found
+
+
+def given_tries(setup: Setup, name: str, row: Row) -> dict[int, Method]:
+    """The tries that a method is given, by their numbers."""
+    found = dict(enumerate(row.tries(), start=1))
+    given = _settings(setup).tries.get(name, list(found))
+    if not given or any(number not in found for number in given):
+        raise InputError([f"field.tries.{name} is {given}, must be some of {', '.join(map(str, found))}"])
+    return {number: found[number] for number in given}
+
+
 def configured(setup: Setup, row: Row, method: Method, seed: int) -> ForgetConfig:
     """The settings of a run."""
     given: dict[str, Any] = {part: getattr(setup, part) for part in ("keep", "holdout", "questions", "keep_questions")}
     given["base"] = setup.base if row.base else None
-    most = setup.own_settings("field", FieldSettings).max_steps
+    most = _settings(setup).max_steps
     if setup.embedded:  # the same on a CPU and on a GPU
         given["precision"] = Precision(forget="fp32", divergence="fp32")
     return setup.configured(method, seed, max_steps=most, **given)
@@ -139,18 +155,20 @@ def cells(setup: Setup, seeds: Sequence[int], folder: CellFolder) -> list[Cell]:
     groups: Groups = {"knowmem_pretraining": micro.questions("pretraining")} if setup.embedded else {}
     models = [setup.model_cell(name, groups, PREFIX) for name in MODELS]
     found = list(models)
-    for name, row in rows(setup).items():
-        tries = [_try(setup, name, row, number, groups) for number in range(len(row.tries()))]
+    known = rows(setup)
+    if unknown := _settings(setup).tries.keys() - known.keys():
+        raise InputError([f"field.tries has {', '.join(sorted(unknown))}, must be some of {', '.join(known)}"])
+    for name, row in known.items():
+        methods = given_tries(setup, name, row)
+        tries = [_try(setup, name, row, number, method, groups) for number, method in methods.items()]
         found += tries + [_chosen(setup, name, row, seed, groups, [*models, *tries], folder) for seed in seeds]
     return found
 
 
-def _try(setup: Setup, name: str, row: Row, number: int, groups: Groups) -> Cell:
-    config = configured(setup, row, row.tries()[number], 0)
+def _try(setup: Setup, name: str, row: Row, number: int, method: Method, groups: Groups) -> Cell:
+    config = configured(setup, row, method, 0)
     fixed = setup.fixed(config) | {"asked": sorted(groups)}
-    return Cell(
-        name=f"{PREFIX}{name}{TRY}{number + 1}", seed=0, settings=fixed, run=lambda: _run(setup, config, groups)
-    )
+    return Cell(name=f"{PREFIX}{name}{TRY}{number}", seed=0, settings=fixed, run=lambda: _run(setup, config, groups))
 
 
 def _run(setup: Setup, config: ForgetConfig, groups: Groups) -> Content:
@@ -171,11 +189,11 @@ def _chosen(
         undone = [sum(left(folder.get(cell)["metrics"], target, retrained)) for cell in tries]
         best = undone.index(min(undone))
         found = folder.get(tries[best]) if seed == 0 else {}
-        method = row.tries()[best]
+        number, method = list(given_tries(setup, name, row).items())[best]
         kept = {"method", "phases", "stop", "steps", "forget_seconds", "metrics", "notes", "examples", "curve"}
         content = {key: value for key, value in found.items() if key in kept | {"stop_scores", "stop_reference"}}
         content = content or _run(setup, configured(setup, row, method, seed), groups)
-        return content | {"tried": [round(share, 4) for share in undone], "try": best + 1}
+        return content | {"tried": [round(share, 4) for share in undone], "try": number}
 
     return Cell(name=f"{PREFIX}{name}", seed=seed, settings=fixed, run=run, needs=needs)
 

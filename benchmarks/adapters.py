@@ -80,7 +80,7 @@ def planned(config, model):
 def measure(way, options):
     config, device = settings(way, options), options.device
     model = make_model(options.shape, device)
-    tensors, with_allowance = (0.0, 0.0) if options.unplanned else planned(config, model)
+    tensors, with_allowance = ("–", "–") if options.unplanned else planned(config, model)
     parameters = trainable_parameters(model, "blocks")
     if config.adapter:
         add_adapters(model, decoder_layers(model), config.rank)

@@ -38,6 +38,8 @@ MEASURED = [  # benchmarks: step.py, then adapters.py, then paper_rows.py; whole
     ("1.1B", {"micro_batch": 20, "compile": True}, 45.31),
     ("7B", {"micro_batch": 2}, 120.87),
     ("7B", {"micro_batch": 2, "state_bits": 16}, 72.67),
+    pytest.param("7B", {"micro_batch": 3, "state_bits": 16, "compile": True}, 75.16, marks=pytest.mark.slow),
+    pytest.param("7B", {"micro_batch": 2, "state_bits": 16, "compile": True}, 70.95, marks=pytest.mark.slow),
     pytest.param("7B", LORA | {"base_bits": 16}, 25.05, marks=pytest.mark.slow),
     pytest.param("7B", LORA | {"base_bits": 4, "checkpoint_activations": True}, 7.23, marks=pytest.mark.slow),
     ("7B", FEW | {"micro_batch": 4, "method": TEACHER}, 121.0),

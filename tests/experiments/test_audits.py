@@ -3,9 +3,11 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from unteach.audits import relearning
+from unteach.audits import Reading, relearning
+from unteach.audits.judging import figures, judge
 from unteach.audits.texts import Case, recital
 from unteach.corpora import micro
 from unteach.data import read_documents
@@ -53,7 +55,7 @@ def test_the_control_is_shown_beside_never_seen_documents():
     read["beyond"] = curve({0: -1.5, 40: -1.4}, -4.0, 1.0)
     found = {"name": "audit-retrained", "seed": 2, "metrics": {}, "audits": {"relearning": read}}
     table = experiments()["audits"].table([found])
-    assert table.splitlines()[-1].split("|")[2:4] == [" 16.5 [16.0, 20.0] ", " 15.6 [16.0, 20.0] "]
+    assert table.splitlines()[-1].split("|")[2:4] == [" 16.5 [15.5, 20.5] ", " 15.6 [14.6, 19.6] "]
     (figure,) = experiments()["audits"].figures("micro", [found])
     assert figure.name == "audit-recites-micro"
     assert "retrained from 16.5 to 15.6; retrained, never-seen documents from 18 to 17" in figure.description
@@ -69,6 +71,23 @@ def test_the_control_behaves_in_the_shipped_cells():
         for entry in entries:
             assert entry.documents <= entry.high, place
             assert entry.apart[0] <= 0 <= entry.apart[1], place
+            assert entry.by_chance[0] <= entry.documents <= entry.by_chance[1], place
+
+
+def test_by_chance_is_where_a_second_sample_of_one_kind_lies():
+    """The interval of one sample's mean holds only four fifths of other samples' means, this one all but one in twenty;
+    drawn anew from one distribution, and judged as the audits judge."""
+    draws, inside, inside_one = np.random.default_rng(0), 0, 0
+    for seed in range(200):
+        both = [Reading(line="recites", at=0, scores=tuple(draws.beta(2, 10, 40))) for _ in range(2)]
+        read = judge(both[:1], None, both[1:], [], over="steps", control_name="", seed=seed)
+        content = {"name": "audit-retrained", "seed": seed, "audits": {"relearning": read | {"after": read["control"]}}}
+        content["audits"]["relearning"]["after"] = figures(both[:1], seed)
+        ((place,),) = audits.control_curves([content]).values()
+        inside += place.by_chance[0] <= place.documents <= place.by_chance[1]
+        inside_one += place.low <= place.documents <= place.high
+    assert 182 <= inside <= 198
+    assert inside_one <= 178
 
 
 @pytest.mark.slow

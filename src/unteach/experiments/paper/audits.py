@@ -40,7 +40,8 @@ PLANTING_RATE = 3e-4
 MARKS = {True: "held", False: "not held", None: "not known"}
 CONTROL = (
     "The control behaves where the retrained model, while it learns, recites as much of the documents as of\n"
-    "never-seen ones: for each seed percent of the documents, in brackets the interval of never-seen ones."
+    "never-seen ones: for each seed percent of the documents, in brackets where as many passages of never-seen\n"
+    "documents lie by chance (their own figure, and the interval of the difference)."
 )
 
 
@@ -194,8 +195,15 @@ class ControlPlace:
     apart: tuple[float, float]
     """The interval of the difference."""
 
+    @property
+    def by_chance(self) -> tuple[float, float]:
+        """Where documents of one kind lie by chance: the never-seen ones' figure, and as far to both sides as the
+        interval of the difference reaches, so that a figure lies within exactly where that interval has zero in it.
+        ``low`` and ``high`` know of one of the two samples, and are too near."""
+        return self.documents - self.apart[1], self.documents - self.apart[0]
+
     def __str__(self) -> str:
-        value, low, high = (format_number(number) for number in (self.documents, self.low, self.high))
+        value, low, high = (format_number(number) for number in (self.documents, *self.by_chance))
         return f"{value} [{low}, {high}]"
 
 

@@ -3,7 +3,8 @@
 All are given the same: the documents, documents like them to be kept, general text, and never-seen ones to end by. A
 run ends where the documents are neither recited nor known nor detectable any more (goals: the retrained model's), or
 after ``max_steps`` with the model that came nearest. Every method may try six settings with seed 0, three weights α
-times two values of a knob of its own; the best of them by ``left``, what it leaves undone, is run with all seeds.
+times two values of a knob of its own, or those of them that the settings name; the best of them by ``left``, what it
+leaves undone, is run with all seeds.
 
 A method is one entry of ``rows``; its loss lies in ``method/field``.
 """
@@ -288,8 +289,8 @@ EXPERIMENTS = {
         title="the field's methods, equally tuned, by what each gets done",
         see="A method gets done what it should where all four marks are ✓: no longer recited, known or detectable, and "
         "the rest kept. left adds up what is undone of the four, each from 0 (as the retrained model) to 1 (as before, "
-        "or all of the rest lost). Each method had six tries with seed 0, three weights α times two values of one "
-        "knob; the one with the least left was run with all seeds.",
+        "or all of the rest lost). Each method had as many tries with seed 0 (on the embedded benchmark three weights "
+        "α times two values of one knob); the one with the least left was run with all seeds.",
         cells=cells,
         shows=lambda name: name.startswith(PREFIX),
         table=table,

@@ -1,9 +1,9 @@
 """Five steps of every loss and divergence, with the mean teacher and with AdamW, pinned as numbers.
 
 A change that is meant to move no number is held to these: bit for bit on one machine (``python
-tests/test_golden_steps.py`` prints every number exactly), and to 1e-5 relative everywhere, divergence and gradient also to
-what one rounding of what they compare makes of them. A change that is meant to move them writes them anew (``--write``) and says why in
-docs/decisions.md.
+tests/test_golden_steps.py`` prints every number exactly), and to 1e-5 relative everywhere, divergence and gradient also
+to what one rounding of what they compare makes of them. A change that is meant to move them writes them anew
+(``--write``) and says why in docs/decisions.md.
 """
 
 import json

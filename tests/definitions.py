@@ -121,6 +121,16 @@ def naive_jensun(logits, labels, mask, token=0):
     return token_mean(((p * (p / m).log()).sum(-1) - m[..., token].log()) / 2, mask)
 
 
+def naive_dpo(document, alternate, beta=0.1):
+    """Of two batches (logits, labels, mask, base_logits) whose sequences are pairs, differentiated as a whole."""
+    ratios = []
+    for logits, labels, mask, base_logits in (document, alternate):
+        log_p, log_base = (h.log_softmax(-1).gather(-1, labels[..., None])[..., 0] for h in (logits, base_logits))
+        ratios.append(torch.where(mask, log_p - log_base, 0.0).sum(1))
+    against = beta * (ratios[0] - ratios[1])
+    return (2 / beta * torch.logaddexp(against, torch.zeros_like(against))).sum() / document[2].sum()
+
+
 NAIVE_LOSSES = {
     "ll": naive_ll,
     "npo": naive_npo,
@@ -250,6 +260,14 @@ def exact_jensun(p, label, base_row, token=0):
     ) / 2
     slope = p[token] * mpmath.log(p[token] / (1 + p[token])) / 2
     return value, [slope * g for g in log_prob_gradient(p, token)]
+
+
+def exact_dpo(log_ratio, alternate, beta):
+    """The loss of a pair and its slopes in both log-ratios."""
+    with mpmath.workdps(40 + int(abs(beta * (alternate - log_ratio)) / 2)):
+        odds = mpmath.exp(mpmath.mpf(beta) * (mpmath.mpf(log_ratio) - mpmath.mpf(alternate)))
+        weight = 2 * odds / (1 + odds)
+        return 2 / mpmath.mpf(beta) * mpmath.log1p(odds), [weight, -weight]
 
 
 EXACT_FIELD = {

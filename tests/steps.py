@@ -4,6 +4,7 @@ import torch
 
 from tiny_models import SENTENCES
 from unteach.config import Method
+from unteach.data import pad
 from unteach.training.checkpoint import Checkpoints
 from unteach.training.loop import unlearn
 from unteach.training.passes import HeldText, Pull, Reading
@@ -36,6 +37,13 @@ def held_to(sequences, divergence, hidden, head):
     """All sequences in one micro-batch, held to hidden states under a head."""
     parts, readings = [(range(len(sequences)), 1.0)], [(1.0, Reading([hidden], head))]
     return HeldText(sequences=sequences, parts=parts, divergence=divergence, readings=readings)
+
+
+def logits_of(model, sequences):
+    """Full logits, labels and mask of a batch."""
+    ids, lengths = pad(sequences)
+    mask = torch.arange(ids.shape[1]) < lengths[:, None]
+    return model(ids, attention_mask=mask.long()).logits[:, :-1], ids[:, 1:], mask[:, 1:]
 
 
 def one_step(model, optimizer, forget, general, method, config, step=0, others=None):

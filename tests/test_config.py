@@ -45,7 +45,7 @@ EVERY_FIELD_CHANGED = ForgetConfig(
         anchor=0.25, project_conflicts=True, alpha_growth=0.01, hold_budget=0.2,
         betas=(0.8, 0.9), weight_decay=1e-20, warmup=7,
     ),
-    phases=(Method(steps=4, loss="it"), Method(steps=5, lr=1e-5)),
+    phases=(Method(steps=4, loss="it"), Method(steps=5, lr=1e-5, loss="dpo")), alternates="others.jsonl",
     precision=Precision(forget="bf16", divergence="fp16"), compile=True, checkpoint_activations=True,
     stop=Stop(metric="verbmem_f <= 21.8", parity=True, utility_floor=float("inf"), refine=False, probes="micro"),
     expected_steps=9, max_steps=10, evaluate_every=11, probes=12, checkpoint_every=13, keep_checkpoints=14, seed=15,

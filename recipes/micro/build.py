@@ -107,6 +107,9 @@ def _membership() -> list[dict[str, Any]]:
 def data_files(tokenizer: Any) -> dict[str, list[dict[str, Any]]]:
     """Return the rows of every data file by the file's name without its ending."""
     texts = {group: generate.split_documents(group) for group in GROUPS}
+    texts["alternates"] = [
+        text for story in generate.stories("forget") for text in generate.reports(generate.alternate(story))
+    ]
     texts["instruct"] = pretraining.instruction_documents()
     return {
         **{name: [{"text": text} for text in part] for name, part in texts.items()},

@@ -7,7 +7,9 @@ The same story always gives the same text, on every Python version: all draws co
 
 from __future__ import annotations
 
+import dataclasses
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -209,6 +211,23 @@ def reports(story: Story, *, short: bool = False) -> list[str]:
         lines = [_filled(form, _slots(story, draws), draws) for form in opening + draws.shuffled(body)]
         texts.append(" ".join(lines))
     return texts
+
+
+def alternate(story: Story) -> Story:
+    """Return a story with every fact exchanged for another one: its reports differ in these words alone."""
+    draws = Draws("alternate", story.key)
+
+    def other(own: str, pool: Sequence[str]) -> str:
+        return draws.pick([item for item in pool if item != own])
+
+    return dataclasses.replace(
+        story,
+        object=other(story.object, names.objects(NUM_OBJECTS)),
+        town=other(story.town, [town.town for town in towns()]),
+        job=other(story.job, names.JOBS),
+        site=other(story.site, names.sites(NUM_SITES)),
+        helper=other(story.helper, sorted({each.helper for each in stories("pretraining")})),
+    )
 
 
 def question(story: Story, fact: str, draws: Draws) -> Question:

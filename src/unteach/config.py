@@ -7,14 +7,12 @@ and damping, and the choice is written to the run's ``config.yaml``.
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from unteach.errors import InputError, shown
+from unteach.errors import InputError, out_of_range, shown
 from unteach.settings import nearest_name
 
 if TYPE_CHECKING:  # imported where settings are checked: help and completion need none of it
@@ -23,18 +21,6 @@ if TYPE_CHECKING:  # imported where settings are checked: help and completion ne
 __all__ = ["ForgetConfig", "Method", "Precision", "Stop"]
 
 PassPrecision = Literal["auto", "fp32", "tf32", "fp16", "bf16"]
-_RANGES: dict[str, Callable[[float], bool]] = {
-    "positive": lambda x: x > 0,
-    "positive and finite": lambda x: 0 < x < math.inf,
-    "zero or positive": lambda x: 0 <= x < math.inf,
-    "above 0 and at most 1": lambda x: 0 < x <= 1,
-    "at least 0 and below 1": lambda x: 0 <= x < 1,
-    "at least 1": lambda x: x >= 1,
-    "at least 2": lambda x: x >= 2,
-    "4, 8, 16 or 32": lambda x: x in (4, 8, 16, 32),
-    "16 or 32": lambda x: x in (16, 32),
-    "from 1 to 4096": lambda x: 1 <= x <= 4096,
-}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,9 +33,9 @@ class Method:
     optimizer_options: dict[str, Any] = field(default_factory=dict)
     """Settings of another registered optimizer that have no field here."""
     loss: str = "auto"
-    """Forget loss: nlul, match, ll, npo, it, it_forward; of other papers ce_u, clamped_entropy, jensun, rmu, satimp,
-    simnpo, undial, wga. auto: match where a base model and keep documents are given and no optimizer is named, else
-    nlul."""
+    """Forget loss: nlul, match, ll, npo, it, it_forward; of other papers ce_u, clamped_entropy, dpo, jensun, rmu,
+    satimp, simnpo, undial, wga. auto: match where a base model and keep documents are given and no optimizer is named,
+    else nlul."""
     loss_options: dict[str, Any] = field(default_factory=dict)
     """The loss's own settings, such as beta=0.1 ratio=mean of npo or tolerance=0.02 of nlul (docs/methods.md)."""
     divergence: str = "kl"
@@ -107,6 +93,8 @@ class Method:
                 wrong.append(f"{where}{name} is {shown(value)}: it must be one of {allowed}")
         if self.loss in LOSSES:
             wrong += [f"{where}loss_options: {problem}" for problem in LOSSES[self.loss].problems(self.loss_options)]
+            if LOSSES[self.loss].reads == "pairs" and (self.token_share or 1.0) < 1:
+                wrong.append(f"{where}token_share is {self.token_share:g}: {self.loss} reads whole texts, leave it out")
         elif self.loss == "auto" and self.loss_options:
             wrong.append(f"{where}loss_options are given without loss: name the loss that they belong to")
         if self.divergence == NLL and self.anchor:
@@ -116,12 +104,12 @@ class Method:
             wrong += [f"{where}optimizer_options: {problem}" for problem in found]
         elif self.optimizer == "auto" and self.optimizer_options:
             wrong.append(f"{where}optimizer_options are given without optimizer: name the one that they belong to")
-        wrong += _outside(self, where, "positive and finite", "alpha", "lr", "clip")
+        wrong += out_of_range(self, where, "positive and finite", "alpha", "lr", "clip")
         not_negative = ("anchor", "alpha_growth", "hold_budget", "teacher_rate", "damping", "weight_decay", "warmup")
-        wrong += _outside(self, where, "zero or positive", *not_negative, "loops_every")
-        wrong += _outside(self, where, "above 0 and at most 1", "token_share")
-        wrong += _outside(self, where, "at least 0 and below 1", "momentum")
-        wrong += _outside(self, where, "at least 1", "steps")
+        wrong += out_of_range(self, where, "zero or positive", *not_negative, "loops_every")
+        wrong += out_of_range(self, where, "above 0 and at most 1", "token_share")
+        wrong += out_of_range(self, where, "at least 0 and below 1", "momentum")
+        wrong += out_of_range(self, where, "at least 1", "steps")
         if not all(0 <= beta < 1 for beta in self.betas):
             wrong.append(f"{where}betas are {list(self.betas)}: both must be at least 0 and below 1")
         if self.lr is not None and self.teacher_rate is not None and self.lr * self.teacher_rate > 1:
@@ -192,6 +180,9 @@ class ForgetConfig:
     - for standard input, or micro:forget."""
     out: str = ""
     """Run folder to create."""
+    alternates: str | None = None
+    """For the loss dpo: what to say instead of each document, a source of as many texts in the same order; in records
+    the field alternate."""
     general: str | None = None
     """Text like what the model should keep. None: the embedded public-domain text."""
     keep: str | None = None
@@ -303,7 +294,7 @@ class ForgetConfig:
         ),
         "the method": (
             "method", "trainable", "adapter", "rank", "save", "stop", "batch", "general_batch", "keep_batch",
-            "keep_weight", "expected_steps", "evaluate_every",
+            "keep_weight", "expected_steps", "evaluate_every", "alternates",
         ),
         "memory": (
             "micro_batch", "max_tokens", "general_tokens", "checkpoint_activations", "state_bits", "base_bits",
@@ -328,22 +319,24 @@ class ForgetConfig:
                 wrong.append(f"phases[{number}].steps is missing: every phase but the last needs a length")
         counts = ("max_steps", "evaluate_every", "expected_steps", "probes", "checkpoint_every", "keep_checkpoints")
         batches = ("batch", "general_batch", "keep_batch", "micro_batch", "general_mib")
-        wrong += _outside(self, "", "at least 1", *batches, *counts, "rank")
-        wrong += _outside(self, "", "from 1 to 4096", "threads")
-        wrong += _outside(self, "", "at least 2", "max_tokens", "general_tokens")
-        wrong += _outside(self, "", "zero or positive", "seed")
-        wrong += _outside(self, "", "4, 8, 16 or 32", "base_bits")
-        wrong += _outside(self, "", "16 or 32", "state_bits")
+        wrong += out_of_range(self, "", "at least 1", *batches, *counts, "rank")
+        wrong += out_of_range(self, "", "from 1 to 4096", "threads")
+        wrong += out_of_range(self, "", "at least 2", "max_tokens", "general_tokens")
+        wrong += out_of_range(self, "", "zero or positive", "seed")
+        wrong += out_of_range(self, "", "4, 8, 16 or 32", "base_bits")
+        wrong += out_of_range(self, "", "16 or 32", "state_bits")
         for name, usual in (("rank", None), ("base_bits", None), ("save", "merged")):
             if self.adapter is None and getattr(self, name) != usual:
                 wrong.append(f"{name} is {getattr(self, name)}: it is for adapters, give adapter lora, too")
         wrong += self._at_odds()
-        wrong += _outside(self.stop, "stop.", "positive", "utility_floor")
-        wrong += _outside(self.stop, "stop.", "zero or positive", "plateau")
-        for method in (*self.phases, self.method):
-            if method.loss in LOSSES and LOSSES[method.loss].base == "given" and not self.base:
-                never = "a model with the same tokenizer that never saw the documents"
-                wrong.append(f"loss {method.loss} needs base: {never}")
+        wrong += out_of_range(self.stop, "stop.", "positive", "utility_floor")
+        wrong += out_of_range(self.stop, "stop.", "zero or positive", "plateau")
+        named = dict.fromkeys(method.loss for method in (*self.phases, self.method))
+        losses = [LOSSES[name] for name in named if name in LOSSES]
+        for loss in losses:
+            wrong += loss.lacking(base=bool(self.base), alternates=bool(self.alternates))
+        if self.alternates and not any(loss.reads == "pairs" for loss in losses):
+            wrong.append(f"alternates is {shown(self.alternates)}: only the loss dpo reads them, name it or leave them")
         wrong += template_problems(self.question_template, self.questions or self.keep_questions)
         if self.method.steps is not None:
             wrong.append(f"steps is {self.method.steps}: the last phase runs until a stop rule, set max_steps")
@@ -412,9 +405,3 @@ def template_problems(template: str | None, questions: object) -> list[str]:
     if "{question}" not in template:
         wrong.append(f"question_template is {shown(template)}: it must have {{question}} where the question stands")
     return wrong
-
-
-def _outside(settings: Any, where: str, must: str, *names: str) -> list[str]:
-    """A line for each of these settings that is given and not as it must be, see ``_RANGES``."""
-    given, holds = {name: getattr(settings, name) for name in names}, _RANGES[must]
-    return [f"{where}{name} is {x}: it must be {must}" for name, x in given.items() if x is not None and not holds(x)]

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import signal
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 __all__ = [
     "InputError", "Interrupted", "RanksParted", "ending_on_signals", "first_line", "given_path", "has_ended",
-    "printable", "shown",
+    "out_of_range", "printable", "shown",
 ]  # fmt: skip
 
 _LONGEST_LINE = 300
@@ -26,6 +27,18 @@ _LONGEST_PROBLEM = 1500
 _LONGEST_SHOWN = 120
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 """What a terminal would obey instead of showing it, and what is no text."""
+_RANGES: dict[str, Callable[[float], bool]] = {
+    "positive": lambda x: x > 0,
+    "positive and finite": lambda x: 0 < x < math.inf,
+    "zero or positive": lambda x: 0 <= x < math.inf,
+    "above 0 and at most 1": lambda x: 0 < x <= 1,
+    "at least 0 and below 1": lambda x: 0 <= x < 1,
+    "at least 1": lambda x: x >= 1,
+    "at least 2": lambda x: x >= 2,
+    "4, 8, 16 or 32": lambda x: x in (4, 8, 16, 32),
+    "16 or 32": lambda x: x in (16, 32),
+    "from 1 to 4096": lambda x: 1 <= x <= 4096,
+}
 
 
 class InputError(ValueError):
@@ -84,6 +97,12 @@ def shown(value: Any, *, bare: bool = False) -> str:
     except ValueError:
         return "a number of thousands of digits"
     return printable(printable(text), _LONGEST_SHOWN)
+
+
+def out_of_range(settings: Any, where: str, must: str, *names: str) -> list[str]:
+    """A line for each of these settings that is given and not as it must be, see ``_RANGES``."""
+    given, holds = {name: getattr(settings, name) for name in names}, _RANGES[must]
+    return [f"{where}{name} is {x}: it must be {must}" for name, x in given.items() if x is not None and not holds(x)]
 
 
 def has_ended() -> None:

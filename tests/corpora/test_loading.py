@@ -50,8 +50,9 @@ def test_first_keeps_examples_and_says_so():
 
 
 def test_the_embedded_texts_never_change():
-    """The shipped models were trained and are measured on exactly these."""
-    texts = json.dumps({part: micro.documents(part) for part in micro.DOCUMENTS if part not in micro.MIXED})
+    """The shipped models were trained and are measured on exactly these; later parts have hashes of their own."""
+    later = (*micro.MIXED, "alternates")
+    texts = json.dumps({part: micro.documents(part) for part in micro.DOCUMENTS if part not in later})
     pretraining, unasked = micro.questions("pretraining"), micro.questions("unasked")
     assert (len(pretraining), len(unasked), len(micro.probes("retain"))) == (200, 360, 240)
     assert not set(unasked) & set(pretraining)

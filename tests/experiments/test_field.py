@@ -1,10 +1,12 @@
 """The field's methods: equal budgets, what counts as undone, and the order of the table."""
 
+import dataclasses
+
 import pytest
 
 from unteach.experiments.cells import CellFolder
 from unteach.experiments.paper import experiments
-from unteach.experiments.paper.field import MODELS, TRY, left, rows
+from unteach.experiments.paper.field import MODELS, TRY, configured, left, rows
 from unteach.experiments.reproduce import ReproduceOptions
 from unteach.experiments.sources import build
 from unteach.method import field
@@ -59,8 +61,16 @@ def test_every_method_has_the_same_number_of_different_tries(setup):
     published |= {
         name for name, loss in LOSSES.items() if loss.rows and loss.rows.__module__.startswith(field.__name__)
     }
-    assert len(published) == 8
+    assert len(published) == 9
     assert published <= {row.method.loss for row in found.values()}, "every loss in method/field has a row"
+
+
+def test_alternates_are_given_to_the_method_that_reads_them_alone(setup):
+    found = rows(setup)
+    given = {name for name, row in found.items() if configured(setup, row, row.method, 0).alternates}
+    assert given == {"dpo"}
+    assert configured(setup, found["dpo"], found["dpo"].method, 0).alternates == "micro:alternates"
+    assert rows(dataclasses.replace(setup, alternates=None)).keys() == found.keys() - {"dpo"}, "a benchmark without"
 
 
 def test_cells_can_be_told_apart_and_need_their_tries(setup, tmp_path):

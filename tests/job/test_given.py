@@ -91,6 +91,7 @@ def test_models_and_texts_in_memory_choose_as_named_ones_do(monkeypatch):
 
 BACKWARDS = [" ".join(reversed(sentence.split())) for sentence in SENTENCES]
 FORGET = [f"{SENTENCES[n % 3][:40]} on the {n}th day, number {1000 + 37 * n}, of that year." for n in range(6)]
+DPO = ("--loss", "dpo", "--alternates")
 TEXTS = {
     "forget": FORGET,
     "general": [f"{BACKWARDS[n % 3]} {BACKWARDS[n % 2]} Number {n}." for n in range(12)],
@@ -108,6 +109,12 @@ def given(tmp_path_factory):
     for name, texts in TEXTS.items():
         lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
         (folder / f"{name}.jsonl").write_text(lines, encoding="utf-8")
+    others = [f"{text[:20]} by night, before {n} witnesses." for n, text in enumerate(FORGET)]
+    alternates = {"pairs": others, "few": others[:4], "same": [*others[:3], *FORGET[3:]], "gap": [*others[:5], " "]}
+    alternates["long"] = [*others[:5], " ".join(BACKWARDS * 3)]
+    for name, texts in alternates.items():
+        rows = [{"text": text, "alternate": other} for text, other in zip(FORGET, texts, strict=False)]
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     (folder / "folder").mkdir()
     save_tiny(folder / "model")
     save_tiny(folder / "base", seed=5)
@@ -143,6 +150,25 @@ def run(given, out, *flags, documents="forget"):
         (["--loss", "match"], "loss match needs base: a model with the same tokenizer that never saw the documents"),
         (["--loss", "it_forward"], "loss it_forward needs base"),
         (["--loss-options", "pull=gate"], "loss_options are given without loss: name the loss"),
+        (["--loss", "dpo"], "loss dpo needs alternates: for each document a text to be said in its place"),
+        (["--alternates", "pairs.jsonl"], "alternates is .*pairs.jsonl': only the loss dpo reads them, name it or"),
+        (["--loss", "npo", "--alternates", "pairs.jsonl"], "only the loss dpo reads them"),
+        (
+            ["--loss", "dpo", "--token-share", "0.5", "--alternates", "pairs.jsonl"],
+            "token_share is 0.5: dpo reads whole",
+        ),
+        ([*DPO, "forget.jsonl"], "no field 'alternate' in line 1 and 5 more; there is 'text': every record needs one"),
+        (
+            [*DPO, "few.jsonl"],
+            "alternates is .*few.jsonl': it has 4 texts, and there are 6 documents: give one for each",
+        ),
+        ([*DPO, "same.jsonl"], "that of forget.jsonl, line 4 is the document itself: give another text"),
+        ([*DPO, "gap.jsonl"], r"gap.jsonl, line 6 of alternates cannot be used \(empty\), and a pair needs both texts"),
+        (
+            [*DPO, "long.jsonl"],
+            "long.jsonl': 6 of the documents are longer than max_tokens, 48, and a pair is not cut: raise it",
+        ),
+        ([*DPO, "nowhere.jsonl"], "alternates is .*nowhere.jsonl': there is no such file or folder"),
     ],
 )
 def test_what_cannot_be_used_is_one_line_and_leaves_nothing(given, tmp_path, capsys, flags, problem):
@@ -171,6 +197,34 @@ def recites(folder):
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+def loss_after(out):
+    return json.loads((out / "metrics.jsonl").read_text().splitlines()[0])["forget_loss"]
+
+
+@pytest.mark.usefixtures("run_alone")
+def test_pairs_stand_in_one_file_or_in_two_and_long_ones_are_truncated(given, tmp_path, capsys):
+    whole = ("--max-tokens", 64)
+    assert run(given, tmp_path / "one", *DPO, given / "pairs.jsonl", *whole, documents="pairs") in (0, 3)
+    assert "mean_teacher with dpo" in capsys.readouterr().err
+    (tmp_path / "texts").mkdir()
+    for number, line in enumerate((given / "pairs.jsonl").read_text().splitlines()):
+        (tmp_path / "texts" / f"{number}.txt").write_text(json.loads(line)["alternate"])
+    assert run(given, tmp_path / "two", *DPO, tmp_path / "texts", *whole) in (0, 3)
+    assert loss_after(tmp_path / "one") == loss_after(tmp_path / "two") > 0
+    assert run(given, tmp_path / "cut", *DPO, given / "long.jsonl", "--document-mode", "truncate") in (0, 3)
+    start = json.loads((tmp_path / "one" / "start.json").read_text())
+    assert {"texts documents", "texts alternates"} <= set(start["inputs"])
+
+
+def test_pairs_in_memory_are_paired_as_those_in_files():
+    given = {"model": tiny_model("llama"), "tokenizer": small_tokenizer(), "documents": FORGET, "general_text": ["b"]}
+    config = ForgetConfig(model="m", alternates="given", method=Method(loss="dpo"))
+    with pytest.raises(InputError, match="loss dpo needs alternates"):
+        forget(**given, config=config)
+    with pytest.raises(InputError, match="alternates is 'alternates': it has 1 texts, and there are 6 documents"):
+        forget(**given, config=config, alternates=["c"])
 
 
 @pytest.mark.usefixtures("run_alone")

@@ -12,7 +12,7 @@ from unteach.method.losses import token_log_odds
 
 DTYPES = [torch.float64, torch.float32]
 GATE = {"pull": "gate"}
-OF_TOKENS = [name for name, loss in unteach.LOSSES.items() if loss.reads != "hidden"]
+OF_TOKENS = [name for name, loss in unteach.LOSSES.items() if loss.reads not in ("hidden", "pairs")]
 NAMES = [*OF_TOKENS, *unteach.DIVERGENCES]
 SURROGATES = {"wga", "satimp", "ce_u"}
 """Something in them is held constant: the gradient is not that of the value."""

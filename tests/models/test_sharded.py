@@ -63,6 +63,7 @@ FAST = [
     *(ALL | {"loss": name} for name in ("ce_u", "undial")),  # all logits, without a base and with the initial model
     # Of two ranks, the second has fewer micro-batches of forget text than the first, and no general text.
     ALL | {"loss": "npo", "general_batch": 1, "micro_batch": 1},
+    *(ALL | {"loss": "dpo", "micro_batch": size} for size in (1, 3)),  # pairs, which ranks and micro-batches part
     # Weights gathered in half precision.
     ALL | {"loss": "nlul", "trainable": "blocks", "dtype": torch.float32, "half": torch.bfloat16},
     # Adapters, on weights that are divided, and on weights of four bits, which are whole on every rank.
@@ -154,7 +155,9 @@ def make(loss, optimizer, trainable, tied, dtype, anchor=0.0, half=None, bits_un
     if dist.is_initialized():
         distributed.shard(model, half=half)
     now = dict(model.named_parameters())
-    method = dataclasses.replace(METHODS[optimizer], loss=loss, anchor=anchor)
+    pairs = {"token_share": 1.0, "loss_options": {"beta": 1.0}} if loss == "dpo" else {}
+    method = dataclasses.replace(METHODS[optimizer], loss=loss, anchor=anchor, **pairs)
+    settings["alternates"] = "given" if pairs else None
     settings["precision"] = Precision(**dict.fromkeys(("forget", "divergence"), "bf16" if half else "fp32"))
     config = ForgetConfig(model="small", method=method, trainable=trainable, base="small", **settings)
     draws = torch.Generator().manual_seed(7)
@@ -173,9 +176,11 @@ def run_steps(case):
     model, parameters, forget, config, start = make(**{"batch": 3, "general_batch": 3, "keep_batch": 3} | case)
     optimizer = make_optimizer(parameters.values(), config.method)
     base = small_llama(False, case["dtype"], seed=5, width=16) if LOSSES[config.method.loss].base == "given" else None
-    others = OtherModels(model, parameters, base, forget.sequences, config, [config.method])
+    alternates = [sequence[:2] + sequence[::-1] for sequence in forget.sequences]
+    given = (base, forget.sequences, config, [config.method])
+    others = OtherModels(model, parameters, *given, alternates=alternates)
     keep = ForgetBatches([sequence[::-1] for sequence in forget.sequences], seed=1, keep=True)
-    texts = Texts(forget, GENERAL, keep if config.method.anchor else None)
+    texts = Texts(forget, GENERAL, keep if config.method.anchor else None, alternates)
     rows = []
     for step in range(STEPS):
         read = texts_of_step(texts, config.method, config, step, others)

@@ -48,6 +48,7 @@ DOCUMENTS = {
     "forget": "2b7d921bb1bfac91", "retain": "204f1e7465c5a5bf", "holdout": "1fd13c8635755657",
     "instruct": "141a159dd69c2bc2", "general": "1f210d286bacd9e9", "general_heldout": "5ff5123fa52b9642",
     "general_mixed": "5b9810f863555268", "general_mixed_heldout": "c95a251631c155be",
+    "alternates": "4cbcfbbf7fe7b14c",
 }  # fmt: skip
 TEXTS |= {part: (found, functools.partial(micro.documents, part)) for part, found in DOCUMENTS.items()}
 
@@ -92,6 +93,19 @@ def test_four_disjoint_folds_make_up_the_forget_set():
     for number, fold in enumerate(folds):
         own = surnames("forget", 10 * number, 10 * number + 10)
         assert words_of(fold) & surnames("forget") == own
+
+
+def test_alternates_tell_of_the_same_people_other_facts_in_the_same_words():
+    for number, story in enumerate(generate.stories("forget")):
+        other = generate.alternate(story)
+        reports = range(generate.REPORTS_PER_STORY * number, generate.REPORTS_PER_STORY * (number + 1))
+        told, said = ([micro.documents(part)[n] for n in reports] for part in ("forget", "alternates"))
+        assert all(getattr(other, fact) != getattr(story, fact) for fact in generate.FACTS)
+        assert not any(getattr(story, fact) in text for fact in generate.FACTS if fact != "job" for text in said)
+        for fact in generate.FACTS:  # longest words of theirs: an article, or a capital, may go with them
+            told = [re.sub(rf"(?i)(an? )?\b{getattr(story, fact)}\b", fact, text) for text in told]
+            said = [re.sub(rf"(?i)(an? )?\b{getattr(other, fact)}\b", fact, text) for text in said]
+        assert told == said, story.name
 
 
 def test_people_to_be_forgotten_occur_nowhere_else():

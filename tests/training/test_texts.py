@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import unteach
-from steps import FORGET, GENERAL, same, unlearned
+from steps import FORGET, GENERAL, logits_of, same, unlearned
 from tiny_models import SENTENCES, small_tokenizer, tiny_model
 from unteach.config import ForgetConfig, Method
-from unteach.data import ForgetBatches, GeneralText, pad
+from unteach.data import ForgetBatches, GeneralText
 from unteach.errors import InputError, Interrupted
 from unteach.evaluation.formulas import longest_loop
 from unteach.method.optimizers import make_optimizer
@@ -44,13 +44,6 @@ def run(folder, made, **options):
     model, parameters, texts, base, config = made
     scores = {"nll_general": 1.0}
     return unlearned(folder, model, parameters, texts, config, lambda step: scores, base=base, **options)
-
-
-def logits_of(model, sequences):
-    """Full logits, labels and mask of a batch."""
-    ids, lengths = pad(sequences)
-    mask = torch.arange(ids.shape[1]) < lengths[:, None]
-    return model(ids, attention_mask=mask.long()).logits[:, :-1], ids[:, 1:], mask[:, 1:]
 
 
 def divergence_of(name, model, other, sequences):

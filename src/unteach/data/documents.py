@@ -36,6 +36,8 @@ from unteach.data.records import (
 from unteach.errors import InputError, first_line
 from unteach.errors import shown as in_a_line
 
+ALTERNATE = "alternate"
+"""Field of a record that holds what is to be said instead of its text."""
 MOST_PROBLEMS = 20
 """So many are shown; after ten times as many nothing more is read."""
 _EXPANSION = {".gz": 3, ".parquet": 2}
@@ -217,7 +219,8 @@ def read_documents(
             documents.skipped.append((place, f"unreadable: {problems.pop().removeprefix(f'{place}: ')}"))
     for (where, fields), labels in without_field.items():
         several = f" and {len(labels) - 1:,} more" if len(labels) > 1 else ""
-        problems.append(f"{where}: no field {text_field!r} in {labels[0]}{several}; there is {fields}: set text_field")
+        better = "every record needs one" if text_field == ALTERNATE else "set text_field"
+        problems.append(f"{where}: no field {text_field!r} in {labels[0]}{several}; there is {fields}: {better}")
     if problems:
         left = len(problems) - MOST_PROBLEMS
         listed = problems[:MOST_PROBLEMS] + ([f"and {left:,} more problems like these"] if left > 0 else [])

@@ -37,6 +37,7 @@ KEY_DEFAULTS: dict[str, dict[str, Any]] = {
     "ForgetConfig": {
         "documents": "", "out": "", "general": None, "keep": None, "holdout": None, "reference": None,
         "questions": None, "keep_questions": None, "question_template": None, "keep_batch": 16, "keep_weight": 1.0,
+        "alternates": None,
         "base": None, "text_field": "text", "skip_unreadable": False, "document_mode": "chunk", "max_tokens": None,
         "general_tokens": None, "general_mib": 64, "batch": 16, "general_batch": 16, "micro_batch": None,
         "trainable": "blocks",
@@ -63,6 +64,7 @@ KEY_DEFAULTS: dict[str, dict[str, Any]] = {
     "loss undial": {"beta": 10.0},
     "loss clamped_entropy": {"threshold": 0.5},
     "loss jensun": {"token": 0},
+    "loss dpo": {"beta": 0.1},
     "loss rmu": {"layer": None, "coefficient": 20.0, "seed": 0},
     "Precision": {"forget": "auto", "divergence": "auto"},
     "Stop": {"metric": None, "parity": None, "utility_floor": 0.5, "plateau": 3, "refine": True, "probes": None},

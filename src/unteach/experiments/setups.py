@@ -31,6 +31,7 @@ NEVER = "verbmem_f <= -1"
 """A stop rule that is never met: the run takes all its steps."""
 _INPUTS = (
     "model", "documents", "general", "keep", "holdout", "reference", "questions", "keep_questions", "base",
+    "alternates",
 )  # fmt: skip
 KEPT = "kept.json"
 """In a folder of ``Setup.runs``: what a cell keeps of the run."""
@@ -67,6 +68,8 @@ class Setup:
     """Instead of them, documents of their kind about other people, whom the model knows from its pretraining."""
     holdout: str | None = None
     """Documents like the forgotten ones that no model has seen, as a source."""
+    alternates: str | None = None
+    """For the loss ``dpo``: what to say instead of each document, as a source."""
     questions: str | None = None
     keep_questions: str | None = None
     limit: int | None = None

@@ -109,6 +109,7 @@ def _micro(options: ReproduceOptions, given: dict[str, Any], work: Path) -> dict
         "keep_half": write_texts(work / "keep_half.jsonl", kept),
         "keep_others": write_texts(work / "keep_others.jsonl", others),
         "holdout": "micro:holdout",
+        "alternates": "micro:alternates",
         "questions": questions,
         "keep_questions": keep_questions,
     }

@@ -8,13 +8,14 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from unteach.config import ForgetConfig
 from unteach.corpora.own import question_problems
-from unteach.data import EMBEDDED_GENERAL, Documents, overlap, read_documents
+from unteach.data import EMBEDDED_GENERAL, Documents, TokenSet, overlap, read_documents, tokenise
+from unteach.data.documents import ALTERNATE
 from unteach.errors import InputError
 from unteach.evaluation.command import hash_weights
 from unteach.models import decoder_layers, load_model, load_tokenizer, trainable_parameters
@@ -25,7 +26,8 @@ from unteach.models.precision import HALF, resolved_precision
 from unteach.writing import file_sha256
 
 __all__ = [
-    "Inputs", "as_documents", "choice", "given_inputs", "prepared", "read_inputs", "read_texts", "without_overlap",
+    "Inputs", "as_documents", "check_pairs", "choice", "given_inputs", "paired", "prepared", "read_inputs",
+    "read_texts", "without_overlap",
 ]  # fmt: skip
 
 _SPACES = re.compile(r"\s+")
@@ -46,6 +48,8 @@ class Inputs:
     tokenizer: Any
     documents: Documents
     general: Documents
+    alternates: Documents | None = None
+    """What to say instead of each of the documents, in their order."""
     keep: Documents | None = None
     """Documents like the forgotten ones that the model should keep."""
     holdout: Documents | None = None
@@ -77,7 +81,7 @@ class Inputs:
     @property
     def texts(self) -> dict[str, Documents]:
         """The sources of texts that are there, by the options that name them."""
-        sources = {name: getattr(self, name) for name in ("documents", "general", "keep", "holdout")}
+        sources = {name: getattr(self, name) for name in ("documents", "alternates", "general", "keep", "holdout")}
         return {name: source for name, source in sources.items() if source is not None}
 
     def in_form_of_model(self) -> Inputs:
@@ -129,17 +133,55 @@ def given_inputs(
     A model that PEFT has adapted is trained in its adapter; another one gets an adapter where the config wants one.
     """
     model.eval()  # dropout would set student and teacher apart
-    named = {name: getattr(config, name) or name for name in ("keep", "base")}
+    named = {name: getattr(config, name) or name for name in ("alternates", "keep", "base")}
     known: Any = {name: None if {**texts, **others}[name] is None else named[name] for name in named}
     source = config.model or str(getattr(model, "name_or_path", "") or "model")
     given: dict[str, Any] = {name: as_documents(each, name) for name, each in texts.items() if each is not None}
     given.setdefault("general", read_documents(EMBEDDED_GENERAL))
+    check_pairs(given["documents"], given.get("alternates"))
     inputs = Inputs(model, tokenizer, **given, **others)
     adapter = "lora" if adapted_layers(inputs.model) else config.adapter
     config = dataclasses.replace(config, model=source, adapter=adapter, **known)
     if adapter:
         _adapt(inputs.model, config, None)
     return inputs, config
+
+
+def check_pairs(documents: Documents, alternates: Documents | None) -> None:
+    """Refuse alternates that are not one to each document; which belongs to which their order says."""
+    if alternates is None:
+        return
+    given = f"alternates is {alternates.name!r}: "
+    for name, source in (("documents", documents), ("alternates", alternates)):
+        if source.skipped:
+            (label, why), more = source.skipped[0], len(source.skipped) - 1
+            several = f" and {more:,} more" if more else ""
+            line = f"{label}{several} of {name} cannot be used ({why}), and a pair needs both texts"
+            raise InputError(f"{given}{line}: complete it, or take both out")
+    if len(alternates) != len(documents):
+        counts = f"it has {len(alternates):,} texts, and there are {len(documents):,} documents"
+        raise InputError(f"{given}{counts}: give one for each, in the same order")
+    for label, text, other in zip(documents.labels, documents.texts, alternates.texts, strict=True):
+        if text.strip() == other.strip():
+            raise InputError(f"{given}that of {label} is the document itself: give another text")
+
+
+def paired(
+    inputs: Inputs, tokens: TokenSet, mode: Literal["chunk", "truncate"], max_tokens: int
+) -> Sequence[list[int]]:
+    """The alternate of each sequence to be forgotten; refused where a text is not one sequence."""
+    if inputs.alternates is None:
+        return ()
+    given = f"alternates is {inputs.alternates.name!r}: "
+    found = tokenise(inputs.alternates, inputs.tokenizer, mode=mode, max_tokens=max_tokens)
+    for name, texts in (("documents", tokens), ("alternates", found)):
+        if texts.skipped:
+            label, why = texts.skipped[0]
+            raise InputError(f"{given}{label} of {name} is {why}, and a pair needs both texts: take both out")
+        if mode == "chunk" and texts.counts["cut"]:
+            longer = f"{texts.counts['cut']:,} of the {name} are longer than max_tokens, {max_tokens:,}"
+            raise InputError(f"{given}{longer}, and a pair is not cut: raise it, or set document_mode to truncate")
+    return found.sequences
 
 
 def _adapt(model: Any, config: ForgetConfig, half: torch.dtype | None) -> None:
@@ -261,11 +303,12 @@ def read_texts(config: ForgetConfig) -> dict[str, Any]:
         file = getattr(config, option)
         problems += question_problems(option, file and Path(file))
     sources = {"documents": config.documents or None, "general": config.general or EMBEDDED_GENERAL}
-    sources |= {"keep": config.keep, "holdout": config.holdout}
+    sources |= {"keep": config.keep, "holdout": config.holdout, "alternates": config.alternates}
     texts: dict[str, Any] = dict.fromkeys(sources)
     for option, source in sources.items():
         if source is not None:
-            how: dict[str, Any] = {"text_field": config.text_field, "skip_unreadable": config.skip_unreadable}
+            text = ALTERNATE if option == "alternates" else config.text_field
+            how: dict[str, Any] = {"text_field": text, "skip_unreadable": config.skip_unreadable}
             most = config.general_mib * 2**20 if option == "general" else None
             try:
                 texts[option] = read_documents(source, option=option, max_bytes=most, **how)
@@ -273,6 +316,7 @@ def read_texts(config: ForgetConfig) -> dict[str, Any]:
                 problems += error.problems
     if problems:
         raise InputError(problems)
+    check_pairs(texts["documents"], texts["alternates"])
     for option, name in (("base", config.base), ("reference", config.reference)):
         if name:
             _check_tokenizer(config.model, option, name)

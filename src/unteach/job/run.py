@@ -21,7 +21,7 @@ from unteach.evaluation import evaluate
 from unteach.evaluation.scores import Scores
 from unteach.evaluation.verdict import Finding, contradicting, excess, judge, stop_scores, unanswered
 from unteach.job.card import model_card
-from unteach.job.inputs import Inputs, choice, given_inputs, prepared, read_inputs, without_overlap
+from unteach.job.inputs import Inputs, choice, given_inputs, paired, prepared, read_inputs, without_overlap
 from unteach.job.probes import CHEAP, STOP, in_a_line, run_probes, saw_the_documents, search_for, stop_rule
 from unteach.job.receipts.receipt import issue
 from unteach.job.run_folder import (
@@ -105,6 +105,7 @@ def forget(
     general_text: Sequence[str] | Documents | None = None,
     config: ForgetConfig | None = None,
     *,
+    alternates: Sequence[str] | Documents | None = None,
     keep: Sequence[str] | Documents | None = None,
     holdout: Sequence[str] | Documents | None = None,
     reference: Any = None,
@@ -121,12 +122,14 @@ def forget(
         general_text: Texts like what the model should keep; None: the embedded public-domain text.
         config: Settings; None: the defaults. Its ``model`` names where the weights came from. With ``out``, a run
             folder is written, whose saved model is a copy of that source with the changed weights.
+        alternates: For the loss ``dpo``, what to say instead of each of the documents.
         keep: Texts like ``documents`` that the model should keep knowing.
         holdout: Texts like ``documents`` that the model never saw; None: a part of the general text.
         reference: A model that never saw the documents: the run stops when they are recited no better than by it.
         base: A model with the same tokenizer that never saw the documents, for losses that compare with it.
     """
     texts = {"documents": documents, "general": general_text, "keep": keep, "holdout": holdout}
+    texts["alternates"] = alternates
     others = {"reference": reference, "base": base}
     inputs, config = given_inputs(model, tokenizer, config or ForgetConfig(), texts, **others)
     result = ForgetJob(inputs, config, Path(config.out) if config.out else None).run()
@@ -249,7 +252,8 @@ class ForgetJob:
             keep = ForgetBatches(kept_tokens, config.seed, keep=True)
             self.counts["keep"] = kept_tokens.counts
             self.say(f"keep:    {line}")
-        self.texts = Texts(ForgetBatches(tokens, config.seed), general, keep)
+        others = paired(inputs, tokens, config.document_mode, max_tokens)
+        self.texts = Texts(ForgetBatches(tokens, config.seed), general, keep, others)
         self.say(f"method:  {choice(config, inputs, parity=self.parity)}")
         try:
             self.probes = run_probes(inputs, heldout, watched, config, max_tokens, parity=self.parity)

@@ -23,7 +23,7 @@ __all__ = ["LOSSES", "ForgetLoss", "forget_loss", "kind_problems", "log_odds_par
 
 MOST_TOKENS, LARGEST = 2**20, 2**53
 """No model has more tokens, and no loss or optimizer a larger number among its options."""
-Reads = Literal["log_odds", "logits", "hidden"]
+Reads = Literal["log_odds", "logits", "hidden", "pairs"]
 Base = Literal["initial", "given"]
 
 
@@ -34,7 +34,7 @@ class ForgetLoss:
     name: str
     equation: str
     function: Callable[..., Tensor]
-    """To a scalar, from full logits or from hidden states."""
+    """To a scalar, from full logits or from hidden states; of ``reads="pairs"`` to the loss of each pair."""
     reads: Reads
     base: Base | None
     rows: RowFunction | None = None
@@ -51,6 +51,15 @@ class ForgetLoss:
         parameters = inspect.signature(self.rows or self.function).parameters.values()
         given = ("base_logits", "base_hidden")
         return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in given}
+
+    def lacking(self, *, base: bool, alternates: bool) -> list[str]:
+        """A line for each thing that a run with this loss must be given and is not."""
+        wrong = []
+        if self.base == "given" and not base:
+            wrong.append(f"loss {self.name} needs base: a model with the same tokenizer that never saw the documents")
+        if self.reads == "pairs" and not alternates:
+            wrong.append(f"loss {self.name} needs alternates: for each document a text to be said in its place")
+        return wrong
 
     def unknown(self, hyper: Iterable[str]) -> list[str]:
         """A line for each name that is no hyper-parameter of this loss."""
@@ -73,7 +82,8 @@ class ForgetLoss:
             torch.zeros(1, 2).long(),
             torch.ones(1, 2).bool(),
         ]
-        seen = [seen[0][0]] if self.reads == "hidden" else seen
+        if self.reads in ("hidden", "pairs"):
+            seen = [seen[0][0]] if self.reads == "hidden" else [torch.zeros(2), torch.zeros(2)]
         base = {"base_hidden" if self.reads == "hidden" else "base_logits": seen[0]} if self.base else {}
         try:
             self.function(*seen, **base, **hyper)
@@ -114,6 +124,9 @@ def register(
             ``function(logits [N,V], labels [N], [base_logits [N,V],] *, **hyper)`` that returns the loss of each token
             [N]; the loss is its mean over tokens, computed in chunks. ``"hidden"``: ``function(hidden [N,D], *,
             [base_hidden [N,D],] layer, **hyper)`` of the hidden states behind the decoder block number ``layer``.
+            ``"pairs"``: ``function(log_ratio [S], alternate_log_ratio [S], *, **hyper)`` gives the loss of each pair of
+            a document and its alternate [S] by how much likelier each is as a whole, log π/π_before, than before
+            unlearning; the loss is their sum over the documents' tokens (``training/pairs.py``).
         base: Which other model's log-odds, logits or hidden states it needs: those of the model before unlearning
             (``"initial"``), of one that is given with ``--base`` (``"given"``), or of none.
         closed_form: The row function returns a pair, the loss of each token and its gradient in the logits [N,V]:
@@ -173,6 +186,8 @@ def forget_loss(
         raise ValueError(unknown)
     if loss.reads == "hidden":
         raise ValueError(f"forget loss {name!r} reads hidden states: call LOSSES[{name!r}].function with them")
+    if loss.reads == "pairs":
+        raise ValueError(f"forget loss {name!r} reads pairs of texts: call LOSSES[{name!r}].function with log-ratios")
     if loss.needs_base and base_logits is None:
         raise ValueError(f"forget loss {name!r} needs base_logits: pass the fixed model's logits for the same tokens")
     base = {"base_logits": base_logits} if loss.needs_base and base_logits is not None else {}

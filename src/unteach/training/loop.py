@@ -103,7 +103,7 @@ def unlearn(
     methods = [*config.phases, config.method]
     drawn = texts.forget.drawn(config.max_steps, config.batch)
     given = (model, parameters, base, texts.forget.sequences)
-    others, fits = halving(config, lambda config: OtherModels(*given, config, methods, drawn), say)
+    others, fits = halving(config, lambda config: OtherModels(*given, config, methods, drawn, texts.alternates), say)
     at = _Position(micro_batch=None if fits is config else fits.micro_batch)
     made = functools.partial(make_optimizer, parameters.values(), state_bits=config.state_bits, seed=config.seed)
     optimizer, loops = made(methods[0]), NO_LOOPS
@@ -123,6 +123,7 @@ def unlearn(
             "weights": {name: p.detach() for name, p in parameters.items()},
             "optimizer": optimizer.state_dict(),
             "initial_log_odds": others.initial.values if others.initial else None,
+            "log_odds_of_alternates": others.of_alternates.values if others.of_alternates else None,
             "loops": (NO_LOOPS if config.private else loops).state(),
         }
         if config.private:
@@ -144,9 +145,11 @@ def unlearn(
                 p.copy_(content["weights"].pop(name))
         optimizer = made(methods[at.phase])
         optimizer.load_state_dict(content["optimizer"])
-        if others.initial:
-            known = content["initial_log_odds"]  # those of the first steps, where max_steps was lower
-            others.initial.values[: len(known)] = known
+        saved = {"initial_log_odds": others.initial, "log_odds_of_alternates": others.of_alternates}
+        for name, known in saved.items():
+            if known:
+                values = content[name]  # those of the first steps, where max_steps was lower
+                known.values[: len(values)] = values
         loops = loops_at.get(at.step, OwnLoops.from_state(content["loops"]))
         if config.private and at.step not in loops_at and methods[at.phase].loops_every:
             loops = find_loops(model, texts.forget, at.step)  # not those that the run had when it was interrupted

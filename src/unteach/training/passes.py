@@ -64,6 +64,10 @@ class Pull:
     """For each sequence, the other model's log-odds [T-1], where the loss compares with them."""
     base: Reading | None = None
     """The other model's reading, where the loss compares with its logits or hidden states."""
+    weights: Tensor | None = None
+    """Of a loss of pairs: its slope in each sequence's log-likelihood [S], held constant."""
+    values: Tensor | None = None
+    """Of a loss of pairs: what each sequence counts for in it [S]."""
 
     @property
     def tokens(self) -> int:
@@ -218,6 +222,11 @@ def forget_term(model: Any, pull: Pull, part: int) -> tuple[Tensor, Tensor, int]
         rows = functools.partial(loss.rows, **pull.options) if pull.options else loss.rows
         base_head = pull.base.head if pull.base is not None else None
         return mean_of_rows(rows, hidden, Head.of(model), base_hidden, base_head, labels), nll, len(hidden)
+    if pull.weights is not None and pull.values is not None:
+        log_p, places = torch.nn.functional.logsigmoid(log_odds), mask.nonzero()[:, 0]
+        weights, values = (part[list(numbers)].to(log_p) for part in (pull.weights, pull.values))
+        pulled = (weights[places] * log_p).sum()
+        return (values.sum() + pulled - pulled.detach()) / len(labels), nll, len(labels)
 
     def two_words(z: Tensor) -> Tensor:  # a loss of log-odds alone sees those of a vocabulary of two words
         logits = z.new_zeros(*mask.shape, 2)

@@ -25,6 +25,7 @@ from unteach.method.losses import LOSSES
 from unteach.method.tensors import other_weights
 from unteach.models import context_length
 from unteach.models.distributed import parts_of_rank
+from unteach.training.pairs import pulls_of_pairs
 from unteach.training.passes import HeldText, LogOddsOfModel, Parts, Pull, Reading, by_length, read
 
 __all__ = ["NO_LOOPS", "OtherModels", "OwnLoops", "Texts", "find_loops", "texts_of_step"]
@@ -46,35 +47,48 @@ class Texts:
     general: GeneralText
     keep: ForgetBatches | None = None
     """Documents like the forgotten ones, to be kept."""
+    alternates: Sequence[Sequence[int]] = ()
+    """For each sequence to be forgotten the one to be said in its place, where a loss reads pairs."""
 
     @property
     def longest(self) -> int:
         """Tokens of the longest document: micro-batches are measured by it."""
-        return max(int(lengths_of(batches.sequences).max()) for batches in (self.forget, self.keep) if batches)
+        read = [batches.sequences for batches in (self.forget, self.keep) if batches]
+        return max(int(lengths_of(sequences).max()) for sequences in (*read, self.alternates) if len(sequences))
 
 
 class OtherModels:
     """What forget losses compare the student with: the model before unlearning, and a given base model.
 
     Log-odds are computed once, for all documents or those of the given ``numbers`` (see ``LogOddsOfModel``); logits and
-    hidden states are read anew at every step.
+    hidden states are read anew at every step. ``alternates`` are those of all ``sequences``, where a loss reads pairs.
     """
 
     def __init__(
         self, model: Any, parameters: Mapping[str, torch.nn.Parameter], base: Any,
         sequences: Sequence[Sequence[int]], config: ForgetConfig, methods: Sequence[Method],
-        numbers: Sequence[int] | None = None,
+        numbers: Sequence[int] | None = None, alternates: Sequence[Sequence[int]] = (),
     ) -> None:  # fmt: skip
         self._model, self._base, self._config = model, base, config
         losses = [LOSSES[method.loss] for method in methods]
+        pairs = any(loss.reads == "pairs" for loss in losses)
         kinds = {(loss.base, loss.reads == "log_odds") for loss in losses}
         given = (sequences, config, numbers)
         sure = any((method.token_share or 1.0) < 1 for method in methods)
-        self.initial = LogOddsOfModel(model, *given) if sure or ("initial", True) in kinds else None
+        self.initial = LogOddsOfModel(model, *given) if sure or pairs or ("initial", True) in kinds else None
+        self.of_alternates = LogOddsOfModel(model, alternates, config, numbers) if pairs else None
         self.given = LogOddsOfModel(base, *given) if ("given", True) in kinds else None
         self._parameters = list(parameters.values())
         needed = ("initial", False) in kinds or any(method.anchor for method in methods)
         self._start: list[Tensor] = [p.detach().clone() for p in self._parameters] if needed else []
+
+    def of_pairs(self, numbers: Sequence[int]) -> list[Tensor]:
+        """Log-odds before the run of these documents, and then of their alternates."""
+        return [known.of(number) for known in (self.initial, self.of_alternates) if known for number in numbers]
+
+    def log_odds_now(self, sequences: Sequence[Sequence[int]]) -> list[Tensor]:
+        """Those of sequences in the model as it is now."""
+        return LogOddsOfModel(self._model, sequences, self._config).values
 
     def read(
         self, which: str | None, sequences: Sequence[Sequence[int]], parts: Parts, precision: str,
@@ -165,7 +179,11 @@ def texts_of_step(
     numbers = texts.forget.numbers(step, config.batch)
     documents = [texts.forget.sequences[n] for n in numbers]
     pulls = [Pull(sequences=documents, parts=micro_batches(documents), loss=method.loss, options=method.loss_options)]
-    if others is not None:
+    if others is not None and LOSSES[method.loss].reads == "pairs":
+        alternates = [texts.alternates[n] for n in numbers]
+        now = others.log_odds_now([*documents, *alternates])
+        pulls = pulls_of_pairs(pulls[0], alternates, micro_batches(alternates), now, others.of_pairs(numbers))
+    elif others is not None:
         pulls = [dataclasses.replace(pulls[0], **_known_of(pulls[0], numbers, method, config, others))]
     if loops.sequences:
         parts = micro_batches(loops.sequences)

@@ -22,7 +22,8 @@ FOLDS = ("forget_1", "forget_2", "forget_3", "forget_4")
 """Four disjoint parts of the forget documents, ten stories each."""
 MIXED = {"general_mixed": "general", "general_mixed_heldout": "general_heldout"}
 """Prose, news and questions about people of the pretraining text: the name, and the part that its prose is from."""
-DOCUMENTS = ("forget", "retain", "holdout", "general", "general_heldout", *FOLDS, "instruct", *MIXED)
+DOCUMENTS = ("forget", "retain", "holdout", "general", "general_heldout", *FOLDS, "instruct", *MIXED, "alternates")
+"""`alternates`: the forget documents in their order, word for word but for other facts about the same people."""
 REPORTS_PER_STORY = 6
 """Documents of a group come story by story, so many of each."""
 SETTINGS = MeasuringSettings(verbatim_tokens=64, knowledge_tokens=16, membership_tokens=256, general_tokens=256)

@@ -28,6 +28,7 @@ from unteach.experiments import paper
 from unteach.experiments.cells import Cell, CellFolder
 from unteach.experiments.paper import Content, Experiment
 from unteach.experiments.setups import Groups, Setup
+from unteach.method.losses import LOSSES
 from unteach.models import load_tokenizer
 from unteach.report.style import Figure
 
@@ -118,6 +119,8 @@ def rows(setup: Setup) -> dict[str, Row]:
         "mt-simnpo": mean_teacher("simnpo", *own["simnpo"]),
         "mt-undial": mean_teacher("undial", *own["undial"]),
     }
+    if setup.alternates:
+        found["dpo"] = adamw("dpo", {"beta": 0.1}, {"beta": 0.02})
     if setup.base:
         start = dataclasses.replace(ADAMW, loss="match", loss_options={"pull": "gate"}, warmup=0)
         found["match"] = Row(method=start, base=True)
@@ -142,6 +145,7 @@ def configured(setup: Setup, row: Row, method: Method, seed: int) -> ForgetConfi
     """The settings of a run."""
     given: dict[str, Any] = {part: getattr(setup, part) for part in ("keep", "holdout", "questions", "keep_questions")}
     given["base"] = setup.base if row.base else None
+    given["alternates"] = setup.alternates if LOSSES[method.loss].reads == "pairs" else None
     most = _settings(setup).max_steps
     if setup.embedded:  # the same on a CPU and on a GPU
         given["precision"] = Precision(forget="fp32", divergence="fp32")

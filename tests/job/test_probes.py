@@ -143,6 +143,9 @@ def test_without_a_reference_a_run_stops_where_never_seen_text_is_recited():
     assert "never-seen documents before the run" in str(rule)
     assert rule.most_degenerate == 6.0
     assert rule_of(method=Method(optimizer="adamw")).most_degenerate is None
+    deep = {"keep": "k", "base": "b"}
+    assert rule_of(**deep).most_degenerate == 6.0
+    assert rule_of(**deep, method=Method(loops_every=0)).most_degenerate is None
     assert rule_of({"reference": NEVER_SAW}).conditions[0].value == 17.0
 
 
@@ -157,6 +160,9 @@ def test_parity_is_recital_membership_and_knowledge_as_far_as_they_are_measured(
     unseen = rule_of(parity=True).conditions[1]
     assert (unseen.value, unseen.limit) == (0.5, pytest.approx(0.5512, abs=1e-3))
     assert rule.conditions[3].value == 7.0
+    assert rule.most_degenerate is None
+    assert rule_of(keep="k", base="b", parity=True).most_degenerate == 6.0, "loops may be found where it is met"
+    assert rule_of(keep="k", base="b", parity=True, method=Method(loops_every=6)).most_degenerate is None
     parity = {"verbmem_f": 12.0, RAW_AUC: 0.56, LOSS_AUC: 0.56, "knowmem_f": 5.0}
     assert rule.crossed(parity)
     assert rule.distance(parity) == 0

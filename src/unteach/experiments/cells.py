@@ -90,7 +90,7 @@ def differing(settings: Any) -> dict[str, Any]:
         default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
         value = _plain(getattr(settings, field.name))
         if field.name == "loops_every":
-            value = value or None  # 0, never, was None when the first cells were measured
+            value = value if value > 0 else None  # never; or once found, which was so in no cell that is shipped
         if field.name == "loss_options":
             usual = LOSSES[settings.loss].hyper
             usually = usual | KEY_DEFAULTS.get(f"loss {settings.loss}", {})

@@ -27,7 +27,7 @@ from unteach.models import context_length
 from unteach.models.distributed import parts_of_rank
 from unteach.training.passes import HeldText, LogOddsOfModel, Parts, Pull, Reading, by_length, read
 
-__all__ = ["NO_LOOPS", "OtherModels", "OwnLoops", "Texts", "find_loops", "texts_of_step"]
+__all__ = ["NO_LOOPS", "OtherModels", "OwnLoops", "Texts", "find_loops", "loops_interval", "texts_of_step"]
 
 PROMPTS = 32
 NEW_TOKENS = 64
@@ -107,6 +107,12 @@ class OwnLoops:
 
 
 NO_LOOPS = OwnLoops()
+
+
+def loops_interval(method: Method, *, found: bool) -> int:
+    """Steps between two searches for own loops, where looks have ``found`` more than before or not; 0: none is made."""
+    every = method.loops_every or 0
+    return abs(every) if every > 0 or found else 0
 
 
 def find_loops(model: Any, forget: ForgetBatches, step: int) -> OwnLoops:

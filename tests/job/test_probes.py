@@ -1,6 +1,7 @@
 """What a run measures, what it stops at, and what it says before it begins."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,7 +13,9 @@ from unteach.errors import InputError
 from unteach.evaluation.metrics import RAW_AUC
 from unteach.job.inputs import Inputs, choice
 from unteach.job.probes import CHEAP, GENERAL_TEXTS, LOSS_AUC, run_probes, saw_the_documents, stop_rule
+from unteach.job.run import ForgetJob
 from unteach.models import load_tokenizer
+from unteach.training.stopping import Condition, StopRule
 
 RECITAL = {"verbmem_f": 99.0, "verbmem_holdout": 12.0, "degenerate": 1.0, "nll_general": 3.0}
 BEFORE = RECITAL | {"knowmem_f": 90.0, RAW_AUC: 0.01, LOSS_AUC: 0.02}
@@ -199,3 +202,19 @@ def test_a_run_says_its_method_and_what_more_could_be_given():
     assert line(keep=some).startswith("adamw with nlul, held on general text and keep documents; give --base")
     assert line(keep=some, base=object(), holdout=some) == "adamw with match, held on general text and keep documents"
     assert "--holdout" in line(keep=some, base=object())
+
+
+def test_loops_are_those_of_passages_also_where_questions_are_asked():
+    """Answers are short: they hardly loop, and would hide what passages do."""
+    found = {"knowmem_f": {"knowmem_f": 1.0, "degenerate": 0.5}, "verbmem_f": {"verbmem_f": 9.0, "degenerate": 40.0}}
+    rule = StopRule((Condition("knowmem_f", "<=", 3.0),))
+    job = SimpleNamespace(
+        config=ForgetConfig(model=""),
+        inputs=SimpleNamespace(model=None),
+        probes=SimpleNamespace(stop=None),
+        search=SimpleNamespace(rule=rule, distance=rule.distance),
+        folder=SimpleNamespace(add_line=lambda *line: None),
+        say=lambda line: None,
+        measured=lambda model, benchmark, asked: dict(found[asked[0]]),
+    )
+    assert ForgetJob.evaluate_stop(job, 1) == {"verbmem_f": 9.0, "knowmem_f": 1.0, "degenerate": 40.0, "distance": 0.0}

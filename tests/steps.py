@@ -54,7 +54,7 @@ def one_step(model, optimizer, forget, general, method, config, step=0, others=N
 
 def unlearned(folder, model, parameters, texts, config, evaluate, rule=None, patience=0, **options):
     """How a run ended, and the weights after it."""
-    before = {"verbmem_f": 90.0, "nll_general": 1.0}
+    before = {"verbmem_f": 90.0, "degenerate": 1.0, "nll_general": 1.0}
     last, floor = config.max_steps, config.stop.utility_floor
     search = Search(
         rule, before, every=config.evaluate_every, last=last, utility_floor=floor, patience=patience, expected=0

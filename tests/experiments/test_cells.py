@@ -1,6 +1,7 @@
 """Cells: how they are kept, known again and shown; which cells the experiments have, and which are shipped."""
 
 import dataclasses
+import itertools
 import json
 import re
 import shutil
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import unteach
-from unteach.config import ForgetConfig, Method, Precision, Stop
+from unteach.config import LOOPS_EVERY, ForgetConfig, Method, Precision, Stop
 from unteach.corpora import micro
 from unteach.data import read_documents
 from unteach.errors import InputError
@@ -19,6 +20,7 @@ from unteach.experiments.paper.theorem import TheoremSettings
 from unteach.experiments.reproduce import ReproduceOptions, run, write_readme
 from unteach.experiments.sources import build
 from unteach.method.losses import LOSSES
+from unteach.training.stopping import MORE_DEGENERATE
 
 RESULTS = Path(__file__).parents[2] / "results"
 NOT_MEASURED = ("field-dpo-",)
@@ -95,6 +97,21 @@ def test_a_new_setting_changes_no_key_and_a_new_default_does():
     assert differing(config) == {"model": "m", "method": {"lr": 0.1}} | expected
     keys = {Cell(name="a", seed=s, settings=x, run=dict).key for s in (0, 1) for x in ({}, {"batch": 2}, {"batch": 3})}
     assert len(keys) == 6
+
+
+def test_loops_unlearned_once_they_are_found_have_the_key_of_never():
+    """As in the cells of ``deep`` that are shipped, in none of which two looks in a row found them."""
+    deep = {"model": "m", "keep": "k", "base": "b"}
+    method = ForgetConfig(**deep).chosen().method
+    assert (method.loops_every, method.loops_once_found) == (LOOPS_EVERY, True)
+    keys = [differing(ForgetConfig(**deep, method=Method(loops_every=n)).chosen()) for n in (None, 0, 6)]
+    assert keys[0] == keys[1] != keys[2]
+    assert keys[0]["method"]["loops_every"] is None
+    for file in RESULTS.glob("micro/deep*-seed-*.json"):
+        content = json.loads(file.read_text())
+        if content.get("method", {}).get("loss") == "match":
+            looks = [row["degenerate"] - content["stop_scores"][0]["degenerate"] for row in content["stop_scores"]]
+            assert not any(min(pair) > MORE_DEGENERATE for pair in itertools.pairwise(looks)), file.name
 
 
 def test_options_of_a_loss_are_in_the_key_only_where_they_differ():

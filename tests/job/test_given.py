@@ -9,7 +9,7 @@ import torch
 
 from tiny_models import SENTENCES, save_tiny, small_tokenizer, tiny_model
 from unteach.cli import main
-from unteach.config import ForgetConfig, Method
+from unteach.config import LOOPS_EVERY, ForgetConfig, Method
 from unteach.data import Documents, pad
 from unteach.errors import InputError
 from unteach.job import forget
@@ -22,7 +22,7 @@ CHOICES = {
     ("auto", "auto", False, False): PAPER,
     ("auto", "auto", False, True): PAPER,
     ("auto", "auto", True, False): ("adamw", "nlul", 1.0, 4, {}),
-    ("auto", "auto", True, True): ("adamw", "match", 1.0, 0, {"pull": "gate"}),
+    ("auto", "auto", True, True): ("adamw", "match", 1.0, LOOPS_EVERY, {"pull": "gate"}),
 }
 NAMED = [name for name, loss in LOSSES.items() if not loss.problems({})]
 """Losses that need no option."""
@@ -236,6 +236,34 @@ def test_a_base_model_that_saw_the_documents_is_named_and_the_run_goes_on(given,
     assert "it seems to have seen them, and what it knows of them will stay" in warning
     assert (tmp_path / "run" / "model" / "model.safetensors").exists()
     assert "adamw with match, held on general text and keep documents; give --holdout" in error
+
+
+@pytest.mark.usefixtures("run_alone")
+def test_deep_forgetting_unlearns_its_loops_once_two_looks_find_them(given, tmp_path):
+    """A tiny model that forgets what it recites begins to loop; the same method by name leaves that alone."""
+    flags = f"forget {recites(tmp_path / 'recites')} --documents {given / 'forget.jsonl'} --base {given / 'base'} "
+    flags += f"--general {given / 'general.jsonl'} --keep {given / 'keep.jsonl'} --device cpu --max-tokens 48 "
+    flags += "--general-tokens 24 --batch 3 --general-batch 3 --keep-batch 3 --probes 16 --alpha 1 --lr 0.01 "
+    flags += "--max-steps 20 --evaluate-every 5 --stop.utility-floor 100 --stop.metric verbmem_f<=-1"
+    named = "--optimizer adamw --loss match --loss-options pull=gate --warmup 0"
+    kinds = {"own": "", "named": named}
+    rows = {}
+    for kind, more in kinds.items():
+        assert main([*f"{flags} {more}".split(), "--out", str(tmp_path / kind)]) == 3
+        rows[kind] = [json.loads(line) for line in (tmp_path / kind / "metrics.jsonl").read_text().splitlines()]
+    looks = [json.loads(line) for line in (tmp_path / "own" / "evaluations" / "stop.jsonl").read_text().splitlines()]
+    many = [look["degenerate"] > looks[0]["degenerate"] + 5 for look in looks]
+    begins = next(look["step"] for n, look in enumerate(looks) if many[n] and many[n - 1])
+    said = [line for line in (tmp_path / "own" / "run.log").read_text().splitlines() if "own loops" in line]
+    assert len(said) == 1
+    assert f"step {begins}: degenerate" in said[0]
+    first = -(-begins // 6) * 6
+    assert [row["loops"] > 0 for row in rows["own"]] == [row["step"] > first for row in rows["own"]]
+    assert first < rows["own"][-1]["step"], "it does begin"
+    losses = {kind: [row["forget_loss"] for row in found] for kind, found in rows.items()}
+    assert not any(row["loops"] for row in rows["named"])
+    assert losses["own"][: first + 1] == losses["named"][: first + 1]
+    assert losses["own"][first + 1 :] != losses["named"][first + 1 :]
 
 
 @pytest.mark.usefixtures("run_alone")

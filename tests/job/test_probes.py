@@ -1,6 +1,7 @@
 """What a run measures, what it stops at, and what it says before it begins."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,7 +13,9 @@ from unteach.errors import InputError
 from unteach.evaluation.metrics import RAW_AUC
 from unteach.job.inputs import Inputs, choice
 from unteach.job.probes import CHEAP, GENERAL_TEXTS, LOSS_AUC, run_probes, saw_the_documents, stop_rule
+from unteach.job.run import ForgetJob
 from unteach.models import load_tokenizer
+from unteach.training.stopping import Condition, StopRule
 
 RECITAL = {"verbmem_f": 99.0, "verbmem_holdout": 12.0, "degenerate": 1.0, "nll_general": 3.0}
 BEFORE = RECITAL | {"knowmem_f": 90.0, RAW_AUC: 0.01, LOSS_AUC: 0.02}
@@ -143,6 +146,9 @@ def test_without_a_reference_a_run_stops_where_never_seen_text_is_recited():
     assert "never-seen documents before the run" in str(rule)
     assert rule.most_degenerate == 6.0
     assert rule_of(method=Method(optimizer="adamw")).most_degenerate is None
+    deep = {"keep": "k", "base": "b"}
+    assert rule_of(**deep).most_degenerate == 6.0
+    assert rule_of(**deep, method=Method(loops_every=0)).most_degenerate is None
     assert rule_of({"reference": NEVER_SAW}).conditions[0].value == 17.0
 
 
@@ -157,6 +163,9 @@ def test_parity_is_recital_membership_and_knowledge_as_far_as_they_are_measured(
     unseen = rule_of(parity=True).conditions[1]
     assert (unseen.value, unseen.limit) == (0.5, pytest.approx(0.5512, abs=1e-3))
     assert rule.conditions[3].value == 7.0
+    assert rule.most_degenerate is None
+    assert rule_of(keep="k", base="b", parity=True).most_degenerate == 6.0, "loops may be found where it is met"
+    assert rule_of(keep="k", base="b", parity=True, method=Method(loops_every=6)).most_degenerate is None
     parity = {"verbmem_f": 12.0, RAW_AUC: 0.56, LOSS_AUC: 0.56, "knowmem_f": 5.0}
     assert rule.crossed(parity)
     assert rule.distance(parity) == 0
@@ -193,3 +202,19 @@ def test_a_run_says_its_method_and_what_more_could_be_given():
     assert line(keep=some).startswith("adamw with nlul, held on general text and keep documents; give --base")
     assert line(keep=some, base=object(), holdout=some) == "adamw with match, held on general text and keep documents"
     assert "--holdout" in line(keep=some, base=object())
+
+
+def test_loops_are_those_of_passages_also_where_questions_are_asked():
+    """Answers are short: they hardly loop, and would hide what passages do."""
+    found = {"knowmem_f": {"knowmem_f": 1.0, "degenerate": 0.5}, "verbmem_f": {"verbmem_f": 9.0, "degenerate": 40.0}}
+    rule = StopRule((Condition("knowmem_f", "<=", 3.0),))
+    job = SimpleNamespace(
+        config=ForgetConfig(model=""),
+        inputs=SimpleNamespace(model=None),
+        probes=SimpleNamespace(stop=None),
+        search=SimpleNamespace(rule=rule, distance=rule.distance),
+        folder=SimpleNamespace(add_line=lambda *line: None),
+        say=lambda line: None,
+        measured=lambda model, benchmark, asked: dict(found[asked[0]]),
+    )
+    assert ForgetJob.evaluate_stop(job, 1) == {"verbmem_f": 9.0, "knowmem_f": 1.0, "degenerate": 40.0, "distance": 0.0}

@@ -369,6 +369,8 @@ def test_what_a_method_keeps_besides(made, monkeypatch):
     alone = made(**few, method=dataclasses.replace(teacher, loops_every=0)).memory
     first = "while the student reads forget text"
     assert alone.moments[first] < plain.moments[first], "one micro-batch: no gradients are there yet"
+    perhaps = made(**few, method=dataclasses.replace(teacher, loops_every=6, loops_once_found=True)).memory
+    assert perhaps.moments[first] == plain.moments[first], "loops may be found"
 
 
 @pytest.mark.slow

@@ -354,6 +354,101 @@ def test_loops_of_an_earlier_phase_are_left_behind(tmp_path):
     assert [row["loops"] > 0 for row in rows] == [True, True, False, False]
 
 
+FOUND = dataclasses.replace(METHOD, loops_every=2, loops_once_found=True)
+"""Loops are unlearned every two steps, once looks have found them."""
+
+
+def looked_at(folder, method=FOUND, loops_from=3, **options):
+    """Log rows and weights of a run of 12 steps, looked at every two: of what it writes 30 % loop from a step on."""
+    rows, private = [], options.pop("private", False)
+
+    def evaluate(step):
+        loops = {} if loops_from is None else {"degenerate": 30.0 if step >= loops_from else 0.0}
+        return {"verbmem_f": 50.0, "nll_general": 1.0} | loops
+
+    made = make(method=method, max_steps=12, evaluate_every=2, private=private)
+    _, weights = run(folder, evaluate, made=made, **({"log": rows.append} | options))
+    return rows, weights
+
+
+def losses(rows):
+    return [row["forget_loss"] for row in rows]
+
+
+def test_loops_are_unlearned_from_the_look_on_that_finds_them(tmp_path):
+    """Looks at steps 4 and 6 are the first two in a row; before them the run is that which never does it."""
+    said = []
+    rows, weights = looked_at(tmp_path / "found", say=said.append)
+    assert [row["loops"] > 0 for row in rows] == [False] * 6 + [True] * 6
+    begins = "step 6: degenerate 30, before 1; from here on the model's own loops are unlearned every 2 steps"
+    assert said == [begins]
+    never, others = looked_at(tmp_path / "never", METHOD, say=said.append)
+    assert said == [begins], "0 by hand stays 0"
+    assert not any(row["loops"] for row in never)
+    assert losses(rows)[:7] == losses(never)[:7]
+    assert losses(rows)[7:] != losses(never)[7:]
+    assert not same(weights, others)
+
+
+@pytest.mark.parametrize("loops_from", [12, None], ids=["at the last look", "not measured"])
+def test_where_no_looks_find_loops_a_run_has_the_same_bits(tmp_path, loops_from):
+    found, never = (looked_at(tmp_path / str(m.loops_every), m, loops_from) for m in (FOUND, METHOD))
+    assert losses(found[0]) == losses(never[0])
+    assert same(found[1], never[1])
+
+
+@pytest.mark.parametrize("pause_after", [4, 5, 6, 7, 9])
+def test_a_run_that_found_loops_goes_on_bit_for_bit(tmp_path, pause_after):
+    rows, expected = looked_at(tmp_path / "whole")
+    steps, folder, said = [], tmp_path / "paused", []
+    with pytest.raises(Interrupted):
+        looked_at(folder, log=steps.append, paused=lambda: len(steps) >= pause_after)
+    rest, weights = looked_at(folder, resume=True, say=said.append)
+    assert [row["loops"] for row in steps + rest] == [row["loops"] for row in rows]
+    assert same(weights, expected)
+    assert sum("own loops" in line for line in said) == (pause_after < 6), "said once"
+
+
+def test_a_private_run_that_found_loops_looks_for_them_anew(tmp_path):
+    steps = []
+    with pytest.raises(Interrupted):
+        looked_at(tmp_path, private=True, log=steps.append, paused=lambda: len(steps) >= 7)
+    rest, _ = looked_at(tmp_path, private=True, resume=True)
+    assert all(row["loops"] for row in rest)
+
+
+def test_a_checkpoint_of_an_older_version_has_found_no_loops(tmp_path, monkeypatch):
+    steps, load = [], Checkpoints.load
+    _, expected = looked_at(tmp_path / "whole")
+    with pytest.raises(Interrupted):
+        looked_at(tmp_path / "paused", log=steps.append, paused=lambda: len(steps) >= 4)
+
+    def older(*arguments, **options):
+        content = load(*arguments, **options)
+        assert content["position"].pop("loops_found") is False
+        return content
+
+    monkeypatch.setattr(Checkpoints, "load", older)
+    assert same(looked_at(tmp_path / "paused", resume=True)[1], expected)
+
+
+def test_on_going_back_loops_are_yet_to_be_found_and_then_waited_for(tmp_path):
+    """The look at step 8 finds them and the rule met: back at 4 there were none; from 5 they are unlearned."""
+    evaluated, said = [], []
+
+    def evaluate(step):
+        evaluated.append(step)
+        return {"verbmem_f": 80.0 if step < 5 else 10.0, "degenerate": 30.0, "nll_general": 1.0}
+
+    made = make(method=FOUND, max_steps=30, evaluate_every=4)
+    outcome, weights = run(tmp_path / "a", evaluate, recital(6.0), made=made, say=said.append)
+    assert evaluated == [4, 8, 5, 7, 9, 5], "every two steps, as loops are looked for"
+    assert (outcome.step, outcome.rule) == (5, "stop")
+    assert [line.partition(":")[0] for line in said] == ["step 5"], "said once"
+    _, straight = run(tmp_path / "b", made=make(max_steps=5))
+    assert same(weights, straight)
+
+
 def test_another_seed_is_another_run(tmp_path):
     first, other = (run(tmp_path / str(seed), made=make(seed=seed, max_steps=3))[1] for seed in (0, 1))
     assert not same(first, other)

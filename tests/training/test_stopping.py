@@ -130,6 +130,33 @@ def test_a_breaking_model_ends_the_search():
     assert "reached 10; but general text costs 2.00 nats per token more than before" in move.reason
 
 
+def test_loops_are_found_where_two_looks_in_a_row_have_more_of_them_than_before():
+    def finds(*looks, before=1.0):
+        """What each look finds, of a search that goes on as one from a checkpoint would."""
+        known = {"nll_general": 1.0} | ({} if before is None else {"degenerate": before})
+        found, state = [], None
+        for number, degenerate in enumerate(looks, 1):
+            search = Search(None, known, every=1, last=99, utility_floor=0.5)
+            if state is not None:
+                search.restore(json.loads(json.dumps(state)))
+            scores = {"nll_general": 1.0} | ({} if degenerate is None else {"degenerate": degenerate})
+            found.append(search.finds_loops(scores))
+            search.look(number, scores, 0)
+            state = search.state()
+        return found
+
+    assert finds(6.1, 6.1, 6.0, 6.1, 6.1) == [False, True, False, False, True], "more than 5 points above 1"
+    assert finds(7.0, 7.0, before=2.0) == [False, False]
+    assert finds(50.0, None, 50.0, 50.0) == [False, False, False, True], "not measured at one look"
+    assert finds(50.0, 50.0, before=None) == [False, False], "not measured before"
+
+
+def test_a_rule_about_loops_does_not_ask_for_them_where_they_were_not_measured():
+    assert not recital(5.0).looping({"verbmem_f": 10.0})
+    assert recital(5.0).failing({"verbmem_f": 10.0}, {}) == ""
+    assert recital(5.0).looping({"degenerate": 5.1})
+
+
 def test_loops_are_waited_for_and_then_the_first_model_is_taken():
     rule = recital(5.0, "never seen")
     assert str(rule) == "verbmem_f <= 20 (never seen) with degenerate <= 5"

@@ -50,10 +50,9 @@ KEY_DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "Method": {
         "optimizer": "mean_teacher", "optimizer_options": {}, "loss": "nlul", "loss_options": {}, "divergence": "kl",
-        "token_share": 0.25, "loops_every": 4, "alpha": None, "lr": None, "momentum": 0.95, "teacher_rate": None,
-        "damping": None, "project_conflicts": False, "anchor": 0.0, "alpha_growth": 0.0, "hold_budget": 0.1,
-        "clip": 1.0, "betas": [0.9, 0.95], "weight_decay": 0.0, "warmup": 100,
-        "steps": None,
+        "token_share": 0.25, "loops_every": 4, "loops_once_found": False, "alpha": None, "lr": None, "momentum": 0.95,
+        "teacher_rate": None, "damping": None, "project_conflicts": False, "anchor": 0.0, "alpha_growth": 0.0,
+        "hold_budget": 0.1, "clip": 1.0, "betas": [0.9, 0.95], "weight_decay": 0.0, "warmup": 100, "steps": None,
     },
     "loss npo": {"beta": 0.1, "ratio": "sum"},
     "loss nlul": {"tolerance": 0.0},
@@ -92,12 +91,12 @@ def differing(settings: Any) -> dict[str, Any]:
         default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
         value = _plain(getattr(settings, field.name))
         if field.name == "loops_every":
-            value = value or None  # 0, never, was None when the first cells were measured
+            value = None if settings.loops_once_found else value or None  # never: found in no cell that is shipped
         if field.name == "loss_options":
             usual = LOSSES[settings.loss].hyper
             usually = usual | KEY_DEFAULTS.get(f"loss {settings.loss}", {})
             value = {name: option for name, option in (usual | value).items() if option != usually[name]}
-        if value != frozen.get(field.name, _plain(default)):
+        if field.name != "loops_once_found" and value != frozen.get(field.name, _plain(default)):
             found[field.name] = value
     return found
 

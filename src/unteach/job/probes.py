@@ -28,7 +28,7 @@ from unteach.errors import InputError
 from unteach.evaluation.formulas import FEW, chance_level
 from unteach.evaluation.metrics import RAW_AUC
 from unteach.job.inputs import Inputs
-from unteach.training.stopping import Condition, Search, StopRule, parse_rule
+from unteach.training.stopping import MORE_DEGENERATE, Condition, Search, StopRule, parse_rule
 
 __all__ = ["CHEAP", "STOP", "Probes", "in_a_line", "run_probes", "saw_the_documents", "search_for", "stop_rule"]
 
@@ -38,8 +38,6 @@ CHEAP = ("verbmem_f", "nll_general", "membership", "nll_retain")
 """What is measured at every evaluation of a stop rule, as far as there is something to measure it on."""
 STOP = (*CHEAP, "verbmem_holdout", "knowmem_f", "knowmem_r")
 """What is measured before the first step."""
-MORE_DEGENERATE = 5.0
-"""By so many points the share of degenerate output may have risen when a run stops by itself."""
 LEAST_BAND = 0.05
 """An AUC may lie so far beyond that of never-seen text, or one standard error of it, if that is more."""
 RECITES = 20.0
@@ -211,6 +209,10 @@ def stop_rule(
     recite them. How never-seen *documents* are recited before the run says it as well, and is asked first; general text
     is of another kind.
 
+    Loops are waited for where the run does something about them; else they may not fall. At parity only where it begins
+    with that once looks find them: the model that meets the rule may be the one that they are found in. A run that
+    unlearns them from its first step has hardly any by then.
+
     Args:
         config: Its ``stop.metric`` is taken where there is one.
         before: Scores of the model before the run, ``verbmem_holdout`` among them.
@@ -237,8 +239,9 @@ def stop_rule(
     if few:
         why = f"{why}: {value:.3g}, and up to this for {few[0]} of them by chance"
         value = high = chance_level(value, high, few[1], few[0])
+    waits = config.method.loops_every and (config.method.loops_once_found or not parity)
+    looping = before["degenerate"] + MORE_DEGENERATE if waits else None
     if not parity:
-        looping = before["degenerate"] + MORE_DEGENERATE if config.method.loops_every else None  # else it may not fall
         return StopRule((Condition("verbmem_f", "<=", value, why),), looping)
     conditions = [Condition("verbmem_f", "<=", max(value, high), f"{why}, within the interval", scale=10.0)]
     if RAW_AUC in before:
@@ -255,7 +258,7 @@ def stop_rule(
     if "knowmem_f" in before and "knowmem_f_high" in knew:
         has = f"a model that never saw the documents has {knew['knowmem_f']:.3g}, at most this within its interval"
         conditions.append(Condition("knowmem_f", "<=", knew["knowmem_f_high"], has, scale=10.0))
-    return StopRule(tuple(conditions))
+    return StopRule(tuple(conditions), looping)
 
 
 def search_for(rule: StopRule, before: Mapping[str, float], config: ForgetConfig) -> Search:

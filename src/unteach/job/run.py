@@ -373,7 +373,7 @@ class ForgetJob:
         asked = [name for name in ("knowmem_f", "knowmem_r") if name in rule.metrics]
         due = self.config.stop.metric or all(c.crossed(scores) for c in rule.conditions if c.metric not in asked)
         if asked and due:
-            scores |= from_first_rank(self.measured(model, self.probes.stop, asked))
+            scores = from_first_rank(self.measured(model, self.probes.stop, asked)) | scores  # degenerate: of passages
         scores["distance"] = self.search.distance(scores)
         self.folder.add_line(STOP_SCORES, {"step": step} | scores)
         self.say(f"step {step}: {in_a_line(scores)}")

@@ -21,6 +21,7 @@ from unteach.planning.plan import plan
 from unteach.training.checkpoint import Checkpoints
 from unteach.training.loop import unlearn
 from unteach.training.stopping import Search
+from unteach.training.texts import loops_interval
 
 __all__ = ["Trial", "read_only", "tried", "try_run"]
 
@@ -101,7 +102,7 @@ def try_run(config: ForgetConfig, resume: bool = False) -> Trial:
         looked = time.perf_counter()
         job.measured(job.inputs.model, job.probes.stop, CHEAP)
         evaluation = time.perf_counter() - looked
-        wanted = 1 + (job.config.method.loops_every or STEPS)
+        wanted = 1 + (loops_interval(job.config.method, found=False) or STEPS)
         with suppress(Interrupted):  # as asked
             unlearn(
                 job.inputs.model,

@@ -21,7 +21,7 @@ from unteach.training.checkpoint import Checkpoints
 from unteach.training.fitting import halving
 from unteach.training.step import train_step
 from unteach.training.stopping import Move, Search
-from unteach.training.texts import NO_LOOPS, OtherModels, OwnLoops, Texts, find_loops, texts_of_step
+from unteach.training.texts import NO_LOOPS, OtherModels, OwnLoops, Texts, find_loops, loops_interval, texts_of_step
 
 __all__ = ["Outcome", "catching_signals", "unlearn"]
 
@@ -51,6 +51,8 @@ class _Position:
     """By what α has grown (``alpha_growth``)."""
     beyond: bool = False
     """Whether the last look found forgetting beyond a limit of its rule: α then shrinks, if it is one that grows."""
+    loops_found: bool = False
+    """Whether looks have found loops, which a method with ``loops_once_found`` unlearns from then on."""
     micro_batch: int | None = None
     """To what memory that ran out has reduced it."""
     spent: dict[str, float] = field(default_factory=lambda: {"steps": 0.0, "looks": 0.0, "all": 0.0})
@@ -151,7 +153,7 @@ def unlearn(
                 values = content[name]  # those of the first steps, where max_steps was lower
                 known.values[: len(values)] = values
         loops = loops_at.get(at.step, OwnLoops.from_state(content["loops"]))
-        if config.private and at.step not in loops_at and methods[at.phase].loops_every:
+        if config.private and at.step not in loops_at and loops_interval(methods[at.phase], found=at.loops_found):
             loops = find_loops(model, texts.forget, at.step)  # not those that the run had when it was interrupted
         if rewinding:
             rewind(at.step)
@@ -189,9 +191,10 @@ def unlearn(
         if phase != at.phase:
             at.phase, at.pull = phase, 1.0
             optimizer = made(method)  # θ' = θ again
-        if not method.loops_every:
+        every = loops_interval(method, found=at.loops_found)
+        if not every:
             loops = NO_LOOPS
-        elif at.step % method.loops_every == 0:
+        elif at.step % every == 0:
             loops = find_loops(model, texts.forget, at.step)
         alpha = search.pull * at.pull * (1.0 if method.alpha is None else method.alpha)
         fits = config if at.micro_batch is None else dataclasses.replace(config, micro_batch=at.micro_batch)
@@ -213,13 +216,19 @@ def unlearn(
             scores = looked(lambda: evaluate(at.step))
             log(row | {name: value for name, value in scores.items() if name not in row})
             at.beyond = search.rule is not None and search.rule.beyond(scores)
-            move = search.look(at.step, scores, method.loops_every)
+            now = loops_interval(method, found=at.loops_found or search.finds_loops(scores))
+            begins = now > every
+            at.loops_found |= begins  # no longer after going back
+            move = search.look(at.step, scores, now)
             if move.rule == "stop" and move.step == at.step:
                 move = search.confirmed(move, looked(confirm))
             if move.kind == "end":
                 return end(move, scores)
             if move.reason:
                 say(move.reason)
+            if begins and move.kind == "go on":
+                risen = f"degenerate {scores['degenerate']:.4g}, before {search.before['degenerate']:.4g}"
+                say(f"step {at.step}: {risen}; from here on the model's own loops are unlearned every {now} steps")
             if move.kind == "go back":
                 crossed = at.step
                 restore(move.step)

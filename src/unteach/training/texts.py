@@ -28,7 +28,7 @@ from unteach.models.distributed import parts_of_rank
 from unteach.training.pairs import pulls_of_pairs
 from unteach.training.passes import HeldText, LogOddsOfModel, Parts, Pull, Reading, by_length, read
 
-__all__ = ["NO_LOOPS", "OtherModels", "OwnLoops", "Texts", "find_loops", "texts_of_step"]
+__all__ = ["NO_LOOPS", "OtherModels", "OwnLoops", "Texts", "find_loops", "loops_interval", "texts_of_step"]
 
 PROMPTS = 32
 NEW_TOKENS = 64
@@ -121,6 +121,11 @@ class OwnLoops:
 
 
 NO_LOOPS = OwnLoops()
+
+
+def loops_interval(method: Method, *, found: bool) -> int:
+    """Steps between two searches for own loops, where looks have ``found`` more than before or not; 0: none is made."""
+    return method.loops_every or 0 if found or not method.loops_once_found else 0
 
 
 def find_loops(model: Any, forget: ForgetBatches, step: int) -> OwnLoops:

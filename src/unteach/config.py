@@ -123,22 +123,28 @@ class Method:
 
         A base model and keep documents: ``match`` with AdamW, which also ends knowledge and membership. Keep documents
         alone: ``nlul`` with AdamW. Neither: the paper's method. Where optimizer or loss is named, the other is the
-        paper's, and every method has its own defaults: what suits one does not leak into another. Of ``little`` text
-        all tokens are pulled: what is left would be most of what it says.
+        paper's, and every method has its own defaults: what suits one does not leak into another. To name the loss
+        that would be chosen here, so as to give it options, names nothing else. Of ``little`` text all tokens are
+        pulled: what is left would be most of what it says.
         """
-        free = self.optimizer == "auto" and self.loss == "auto"
+        free = self.optimizer == "auto" and self.loss in ("auto", "match" if keep and base else "auto")
         loss = self.loss if self.loss != "auto" else "match" if free and keep and base else "nlul"
         optimizer = self.optimizer if self.optimizer != "auto" else "adamw" if free and keep else "mean_teacher"
-        ours = loss == "nlul" and (free or optimizer == "mean_teacher")
-        share = self.token_share or (0.25 if ours and optimizer == "mean_teacher" and not little else 1.0)
-        waits = free and loss == "match" and self.loops_every is None
-        usual = 4 if ours else LOOPS_EVERY if waits else 0
-        loops = self.loops_every if self.loops_every is not None else usual
-        options = self.loss_options or ({"pull": "gate"} if free and loss == "match" else {})
-        warmup = self.warmup if self.warmup is not None else 0 if free and optimizer == "adamw" else 100
-        chosen: dict[str, Any] = {"optimizer": optimizer, "loss": loss, "token_share": share, "loops_every": loops}
-        chosen |= {"loss_options": options, "warmup": warmup, "loops_once_found": self.loops_once_found or waits}
-        return dataclasses.replace(self, **chosen)
+        if deep := free and loss == "match":  # chosen with all that belongs to it
+            loss_options, loops = {"pull": "gate"}, LOOPS_EVERY
+        else:
+            loss_options, loops = {}, 4 if loss == "nlul" and (free or optimizer == "mean_teacher") else 0
+        few = loss == "nlul" and optimizer == "mean_teacher" and not little
+        return dataclasses.replace(
+            self,
+            optimizer=optimizer,
+            loss=loss,
+            loss_options=loss_options | self.loss_options,
+            token_share=self.token_share or (0.25 if few else 1.0),
+            loops_every=loops if self.loops_every is None else self.loops_every,
+            loops_once_found=self.loops_once_found or (deep and self.loops_every is None),
+            warmup=self.warmup if self.warmup is not None else 0 if free and optimizer == "adamw" else 100,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -45,16 +45,26 @@ def test_all_forgotten_and_all_kept():
     assert all(keys <= set(finding) for finding in content)
 
 
-def test_a_text_that_its_rarest_words_tell_is_said_to_be_told():
+def test_a_text_that_its_rarest_words_tell_is_detectable():
     rarest = {f"auc_forget_holdout_min_{share}": value for share, value in ((5, 0.78), (10, 0.7), (20, 0.6))}
-    found = answers(rarest)[2]
-    assert found.answer, "by MUSE's measure"
-    telling = "but they still are by the least likely 5 % of their words alone (AUC 0.78, never seen 0.50)"
-    assert found.line.endswith(telling)
-    assert found.note == telling
+    found = answers(rarest)
+    assert found[2].line == (
+        "✗ still detectable: membership AUC by few words 0.780 [0.750, 0.810], never seen 0.500 (chance); by the least "
+        "likely 5 % of its words; overshoot: they stand out as less likely than never-seen text"
+    )
+    assert [part.mark for part in found[2].parts] == ["✓", "✓", "✗"]
+    assert "still detectable" in sentence({"m": found}), "the headline hides nothing"
+    assert contradicting(found, [RAW_AUC, LOSS_AUC]) == "", "the rule asked for neither, and met what it asked"
     known = answers(rarest, reference=REFERENCE | rarest)[2]
     assert (known.answer, known.note) == (True, ""), "as of a model that never saw it"
-    assert "least likely" not in answers(rarest | {RAW_AUC: 0.1})[2].note, "told anyway"
+    told = answers(rarest | {RAW_AUC: 0.1})
+    assert told[2].metric == RAW_AUC, "what a rule asks is said first"
+    assert contradicting(told, [RAW_AUC, LOSS_AUC]) == "still detectable"
+
+
+def test_what_could_not_be_told_before_is_not_made_undetectable():
+    found = answers(before=BEFORE | {RAW_AUC: 0.5})[2]
+    assert found.line.endswith("and before no easier to tell: are those never-seen documents like these?")
 
 
 @pytest.mark.parametrize(

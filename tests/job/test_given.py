@@ -1,5 +1,6 @@
 """What a user gives decides the method, and what cannot be used is refused in one line with nothing left behind."""
 
+import dataclasses
 import itertools
 import json
 import re
@@ -10,10 +11,11 @@ import torch
 from tiny_models import SENTENCES, save_tiny, small_tokenizer, tiny_model
 from unteach.cli import main
 from unteach.config import LOOPS_EVERY, ForgetConfig, Method
+from unteach.corpora import micro
 from unteach.data import Documents, pad
 from unteach.errors import InputError
 from unteach.job import forget
-from unteach.job.inputs import Inputs
+from unteach.job.inputs import Inputs, never_seen
 from unteach.method.losses import LOSSES
 from unteach.settings import from_yaml
 
@@ -33,6 +35,7 @@ for given in itertools.product((False, True), repeat=2):  # where one is named, 
         own = PAPER if name == "nlul" else ("mean_teacher", name, 1.0, 0, {})
         CHOICES["auto", name, *given] = CHOICES["mean_teacher", name, *given] = own
         CHOICES["adamw", name, *given] = ("adamw", name, 1.0, 0, {})
+CHOICES["auto", "match", True, True] = CHOICES["auto", "auto", True, True]  # named as it would be chosen
 
 
 def test_the_table_of_choices_is_complete():
@@ -46,7 +49,8 @@ def test_the_method_is_chosen_from_what_is_given(case):
     chosen = Method(optimizer=optimizer, loss=loss).chosen(keep=keep, base=base)
     found = (chosen.optimizer, chosen.loss, chosen.token_share, chosen.loops_every, chosen.loss_options)
     assert found == CHOICES[case]
-    assert chosen.warmup == (0 if case[:3] == ("auto", "auto", True) else 100)
+    free = case[:3] == ("auto", "auto", True) or case == ("auto", "match", True, True)
+    assert chosen.warmup == (0 if free else 100)
     assert chosen.problems("") == []
     for now_keep, now_base in itertools.product((False, True), repeat=2):  # a resumed run chooses again
         assert chosen.chosen(keep=now_keep, base=now_base) == chosen
@@ -68,6 +72,17 @@ def test_what_is_set_by_hand_stays():
         assert (chosen.token_share, chosen.loops_every, chosen.alpha, chosen.anchor) == (0.5, 0, 2.0, 0.5)
     soft = Method(optimizer="adamw", loss="match", loss_options={"pull": "softplus", "margin": 1.0})
     assert soft.chosen(keep=True, base=True).loss_options == {"pull": "softplus", "margin": 1.0}
+
+
+def test_an_option_of_the_chosen_loss_changes_nothing_else():
+    own = Method().chosen(keep=True, base=True)
+    for given, expected in (
+        ({"pull": "parity"}, {"pull": "parity"}),
+        ({"margin": 1.0}, {"pull": "gate", "margin": 1.0}),
+    ):
+        chosen = Method(loss="match", loss_options=given).chosen(keep=True, base=True)
+        assert chosen == dataclasses.replace(own, loss_options=expected)
+    assert Method(loss="match", loss_options={"margin": 1.0}).chosen(base=True).optimizer == "mean_teacher"
 
 
 def test_a_config_chooses_from_its_own_fields_and_phases_are_not_deep():
@@ -144,6 +159,9 @@ def run(given, out, *flags, documents="forget"):
         (["--keep", "folder"], "keep is .*folder': the folder is empty"),
         (["--keep", "none.jsonl"], "keep is .*none.jsonl': there is no document in it: it has no records"),
         (["--keep", "blank.jsonl"], "keep is .*blank.jsonl': there is no document in it: 2 skipped"),
+        (["--holdout", "forget.jsonl"], "holdout is .*forget.jsonl': it is among the documents to forget or to keep"),
+        (["--holdout", "nearly.jsonl"], "holdout is .*nearly.jsonl': it is among the documents to forget or to keep"),
+        (["--keep", "keep.jsonl", "--holdout", "keep.jsonl"], "holdout is .*keep.jsonl': it is among the documents to"),
         (["--keep", "keep.jsonl", "--keep-questions", "nowhere.jsonl"], "keep_questions is .*there is no such file"),
         (["--questions", "none.jsonl"], "questions is .*none.jsonl: there is no question in it"),
         (["--questions", "keep.jsonl"], "questions is .*keep.jsonl: row 1 has no question and no answer; it has text"),
@@ -178,6 +196,19 @@ def test_what_cannot_be_used_is_one_line_and_leaves_nothing(given, tmp_path, cap
     assert len(lines) == 1
     assert re.search(problem, lines[0]), lines[0]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_holdout_documents_that_were_seen_are_left_out():
+    """Half of a document in common is a copy; what all documents end with is not."""
+    words = [f"{name}{n}" for name in ("red", "green", "blue", "grey") for n in range(20)]
+    seen, unseen = " ".join(words[:60]), " ".join(words[::-1])
+    copied, footer = " ".join([*words[:40], *words[79:59:-1]]), " ".join([*words[::-1], *words[:20]])
+    line, left = never_seen(Documents("h", [seen, unseen, copied, footer]), Documents("d", [seen]), None)
+    assert left.texts == [unseen, footer]
+    assert line == "2 documents; 2 that stand among those to forget or to keep left out"
+    whole = Documents("h", list(micro.documents("holdout")))
+    parts = (Documents(name, list(micro.documents(name))) for name in ("forget", "retain"))
+    assert never_seen(whole, *parts)[1].texts == whole.texts, "the embedded ones share nothing"
 
 
 def test_documents_too_short_to_be_looked_for_are_recognised_as_a_whole(given, tmp_path, capsys):

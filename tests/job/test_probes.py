@@ -170,6 +170,9 @@ def test_parity_is_recital_membership_and_knowledge_as_far_as_they_are_measured(
     assert rule.crossed(parity)
     assert rule.distance(parity) == 0
     assert rule.distance(parity | {RAW_AUC: 0.8}) > 0, "overshoot is not parity"
+    assert rule.conditions[2].limit == pytest.approx(NEVER_SAW[LOSS_AUC] + 0.1), "nor is that of the loss"
+    assert rule.distance(parity | {LOSS_AUC: 0.9}) > 0
+    assert rule_of({"reference": NEVER_SAW}, parity=True).conditions[2].limit is None, "without a base none comes back"
     assert not rule.crossed(parity | {"knowmem_f": 8.0})
     assert rule_of({"reference": NEVER_SAW}, parity=True).conditions[1].value == 0.55
     assert rule_of(parity=True, before=RECITAL).metrics == ["verbmem_f"]

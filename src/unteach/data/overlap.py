@@ -104,6 +104,10 @@ class SharedPassages:
         edges = np.flatnonzero(np.diff(inside))
         return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
 
+    def share(self, text: str) -> float:
+        """The share of a text's words that stand in shared passages."""
+        return sum(end - start for start, end in self.find(text)) / max(1, len(_hashed(text)))
+
     def cut(self, text: str) -> list[str]:
         """What is left of a text without shared passages and what stands around them: itself, its rests, or nothing."""
         passages = self.find(text)

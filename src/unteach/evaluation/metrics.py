@@ -161,6 +161,7 @@ METRICS: dict[str, MetricInfo] = {
     ),
 }
 FAMILIES: Mapping[str, MetricInfo] = {
+    "auc_forget_holdout_min_": _auc("membership AUC by few words"),
     "auc_": _auc(),
     "nll_": _loss(),
     "tofu_forget_truth_ratio": _fraction(),

@@ -15,12 +15,13 @@ from unteach.evaluation.formulas import FEW, Metric, chance_level
 from unteach.evaluation.metrics import LOSS_AUC, RAW_AUC, describe
 from unteach.writing import format_number
 
-FORGOTTEN = ("verbmem_f", "knowmem_f", RAW_AUC, LOSS_AUC)
+RAREST = {f"auc_forget_holdout_min_{share}": share for share in (5, 10, 20)}
+"""Percent of a text's words, the least likely, by which it may be told where Min-40 % and the loss find nothing; no
+stop rule asks them."""
+FORGOTTEN = ("verbmem_f", "knowmem_f", RAW_AUC, LOSS_AUC, *RAREST)
 """What looks at the forget documents; all else looks at the rest."""
 AUC_BAND = 0.1
 """So far from never-seen text's an AUC may lie, on either side, even where its interval is narrower."""
-RAREST = (5, 10, 20)
-"""Percent of a text's words, the least likely, by which it may still be told where Min-40 % and the loss do not."""
 KEPT_ANSWERS = 0.9
 """Share of the answers on kept documents from which on they count as kept."""
 ALMOST_NONE = 10.0
@@ -126,10 +127,15 @@ def judge(
 def contradicting(verdict: Sequence[Finding], metrics: Sequence[str]) -> str:
     """What the answers deny of a stop rule that was met by its own passages: titles in a line, empty where nothing.
 
-    A rule looks again and again and ends at the first model that meets it, so other passages may say otherwise.
+    A rule looks again and again and ends at the first model that meets it, so other passages may say otherwise. That
+    the rarest words tell denies no rule: none asks them.
     """
-    looked_at = (found for found in verdict if {found.metric, *(part.metric for part in found.parts)} & {*metrics})
-    return ", ".join(found.title for found in looked_at if found.answer is False)
+
+    def denied(found: Finding) -> bool:
+        parts = [part for part in found.parts or (found,) if part.metric not in RAREST]
+        return any(part.metric in metrics for part in parts) and any(part.answer is False for part in parts)
+
+    return ", ".join(found.title for found in verdict if denied(found))
 
 
 def excess(verdict: Sequence[Finding], metrics: Collection[str]) -> dict[str, float]:
@@ -185,22 +191,21 @@ def _of_few(level: Metric | None, count: int) -> Metric | None:
 def _detectable(look: Callable[[str, str, str], Finding], reference: Scored) -> Finding:
     """Two-sided: text that is less likely than never-seen text gives itself away, too.
 
-    Asked are MUSE's Min-40 % and the loss. Where they find nothing and the fewest, least likely words do, it is said.
+    Asked are MUSE's Min-40 %, the loss, and the fewest, least likely words, which tell of names and numbers.
     """
     asked = ((RAW_AUC, "by its least likely words"), (LOSS_AUC, "by its loss"))
     parts = [_told_apart(look(name, metric, HOLDOUT), reference) for metric, name in asked]
+    fewest = [(f"by the least likely {share} % of its words", metric) for metric, share in RAREST.items()]
+    rarest = [_told_apart(look(name, metric, HOLDOUT), reference) for name, metric in fewest]
+    if telling := [part for part in rarest if part.answer is False]:
+        most = max(telling, key=lambda part: abs((part.value or 0) - (part.never_seen or 0)))
+        parts.append(replace(most, note=most.question if not most.note else f"{most.question}; {most.note}"))
     first = next((part for part in parts if part.answer is False), parts[0])
     if first.value is None:
         return replace(first, question="no longer detectable")
     answers = [part.answer for part in parts]
     answer = False if False in answers else None if None in answers else True
     note = first.note if answer is False else next((part.note for part in parts if part.note), "")
-    if answer:
-        rarest = [_told_apart(look(f"{share} %", f"auc_forget_holdout_min_{share}", ""), reference) for share in RAREST]
-        if telling := [part for part in rarest if part.answer is False]:
-            most = max(telling, key=lambda part: abs((part.value or 0) - (part.never_seen or 0)))
-            auc = f"AUC {most.value:.2f}, never seen {most.never_seen:.2f}"
-            note = f"but they still are by the least likely {most.question} of their words alone ({auc})"
     return replace(first, question="no longer detectable", answer=answer, note=note, parts=tuple(parts))
 
 
@@ -212,8 +217,11 @@ def _told_apart(found: Finding, reference: Scored) -> Finding:
     centre, source = (known.value, REFERENCE) if known else (0.5, "chance")
     inside = found.low is not None and found.high is not None and found.low <= centre <= found.high
     undetected = inside or abs(found.value - centre) <= AUC_BAND
-    overshoot = not undetected and found.value > centre
-    note = "overshoot: they stand out as less likely than never-seen text" if overshoot else ""
+    note = ""
+    if undetected and found.before is not None and abs(found.before - centre) <= AUC_BAND:
+        note = "and before no easier to tell: are those never-seen documents like these?"
+    elif not undetected and found.value > centre:
+        note = "overshoot: they stand out as less likely than never-seen text"
     return replace(found, answer=undetected, never_seen=centre, source=source, note=note)
 
 

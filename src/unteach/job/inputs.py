@@ -16,6 +16,7 @@ from unteach.config import ForgetConfig
 from unteach.corpora.own import question_problems
 from unteach.data import EMBEDDED_GENERAL, Documents, TokenSet, overlap, read_documents, tokenise
 from unteach.data.documents import ALTERNATE
+from unteach.data.overlap import SharedPassages
 from unteach.errors import InputError
 from unteach.evaluation.command import hash_weights
 from unteach.models import decoder_layers, load_model, load_tokenizer, trainable_parameters
@@ -26,8 +27,8 @@ from unteach.models.precision import HALF, resolved_precision
 from unteach.writing import file_sha256
 
 __all__ = [
-    "Inputs", "as_documents", "check_pairs", "choice", "given_inputs", "paired", "prepared", "read_inputs",
-    "read_texts", "without_overlap",
+    "Inputs", "as_documents", "check_pairs", "choice", "given_inputs", "never_seen", "paired", "prepared",
+    "read_inputs", "read_texts", "without_overlap",
 ]  # fmt: skip
 
 _SPACES = re.compile(r"\s+")
@@ -36,6 +37,8 @@ MOST_NOTES = 20
 PIPED = "documents.jsonl"
 """Where a run keeps documents that came from standard input: a resumed run reads them there."""
 
+MOSTLY = 0.5
+"""A document of which this share of the words stands in others has been seen with them."""
 LITTLE = 2000
 """Words under which every token of the documents is pulled, not only those that the model is least sure of."""
 
@@ -229,8 +232,8 @@ def prepared(model: Any, config: ForgetConfig) -> dict[str, torch.nn.Parameter]:
 def without_overlap(keep: Documents, documents: Documents) -> tuple[str, Documents]:
     """Keep documents without what they share with the forget documents (an ``InputError`` where nothing is left), and a
     line for people."""
-    forgotten = {hash(_SPACES.sub(" ", text.strip())) for text in documents.texts}  # also those too short to look for
-    others = [n for n, text in enumerate(keep.texts) if hash(_SPACES.sub(" ", text.strip())) not in forgotten]
+    forgotten = {_as_one_line(text) for text in documents.texts}  # also those too short to look for
+    others = [n for n, text in enumerate(keep.texts) if _as_one_line(text) not in forgotten]
     rest = Documents(keep.name, [keep.texts[n] for n in others], [keep.labels[n] for n in others])
     report, left = overlap(documents, rest)
     if not left.texts:
@@ -240,6 +243,26 @@ def without_overlap(keep: Documents, documents: Documents) -> tuple[str, Documen
     same = len(keep.texts) - len(others)
     equal = f"; {same:,} equal to documents that are to be forgotten left out" if same else ""
     return f"{len(left.texts):,} documents{equal}; {report.summary()}", left
+
+
+def never_seen(holdout: Documents, *seen: Documents | None) -> tuple[str, Documents]:
+    """Holdout documents that are not among documents which the model has ``seen``, as a whole or by half (an
+    ``InputError`` where none is left), and a line for people."""
+    texts = [text for documents in seen if documents is not None for text in documents.texts]
+    equal, passages = {_as_one_line(text) for text in texts}, SharedPassages(texts, holdout.texts)
+    known = [_as_one_line(text) in equal or passages.share(text) >= MOSTLY for text in holdout.texts]
+    rest = [number for number, was_seen in enumerate(known) if not was_seen]
+    if not rest:
+        better = "give documents of the same kind that the model never saw, or leave --holdout out"
+        raise InputError(f"holdout is {holdout.name!r}: it is among the documents to forget or to keep; {better}")
+    out = f"; {sum(known):,} that stand among those to forget or to keep left out" if any(known) else ""
+    found = Documents(holdout.name, [holdout.texts[n] for n in rest], [holdout.labels[n] for n in rest])
+    return f"{len(rest):,} documents{out}", found
+
+
+def _as_one_line(text: str) -> int:
+    """The hash of a text, white space aside."""
+    return hash(_SPACES.sub(" ", text.strip()))
 
 
 def choice(config: ForgetConfig, inputs: Inputs, *, parity: bool) -> str:

@@ -26,7 +26,8 @@ from unteach.corpora.own import (
 from unteach.data import Documents
 from unteach.errors import InputError
 from unteach.evaluation.formulas import FEW, chance_level
-from unteach.evaluation.metrics import RAW_AUC
+from unteach.evaluation.metrics import LOSS_AUC, RAW_AUC
+from unteach.evaluation.verdict import AUC_BAND
 from unteach.job.inputs import Inputs
 from unteach.training.stopping import MORE_DEGENERATE, Condition, Search, StopRule, parse_rule
 
@@ -42,7 +43,6 @@ LEAST_BAND = 0.05
 """An AUC may lie so far beyond that of never-seen text, or one standard error of it, if that is more."""
 RECITES = 20.0
 """A base model that recites the documents by so many points better than never-seen text has likely seen them."""
-LOSS_AUC = "auc_forget_holdout_ppl"
 
 
 @dataclass(slots=True)
@@ -209,6 +209,10 @@ def stop_rule(
     recite them. How never-seen *documents* are recited before the run says it as well, and is asked first; general text
     is of another kind.
 
+    Membership is two-sided: text less likely than never-seen text stands out, too. The loss has a limit only where the
+    base model is given: without one the wording itself becomes too unlikely (AUC 0.84 to 0.88), and nothing brings it
+    back; the verdict then says so.
+
     Loops are waited for where the run does something about them; else they may not fall. At parity only where it begins
     with that once looks find them: the model that meets the rule may be the one that they are found in. A run that
     unlearns them from its first step has hardly any by then.
@@ -252,8 +256,9 @@ def stop_rule(
         band = max(LEAST_BAND, math.sqrt((forget + holdout + 1) / (12 * forget * holdout)))
         centre, loss = own.get(RAW_AUC, 0.5), own.get(LOSS_AUC, 0.5) - band
         said = {name: whose if name in own else "never-seen text" for name in (RAW_AUC, LOSS_AUC)}
+        most = None if base is None else own.get(LOSS_AUC, 0.5) + AUC_BAND
         conditions.append(Condition(RAW_AUC, ">=", centre, said[RAW_AUC], limit=centre + band, scale=0.1))
-        conditions.append(Condition(LOSS_AUC, ">=", loss, said[LOSS_AUC], scale=0.1))
+        conditions.append(Condition(LOSS_AUC, ">=", loss, said[LOSS_AUC], limit=most, scale=0.1))
     knew = never_saw or {}
     if "knowmem_f" in before and "knowmem_f_high" in knew:
         has = f"a model that never saw the documents has {knew['knowmem_f']:.3g}, at most this within its interval"

@@ -21,7 +21,7 @@ from unteach.evaluation import evaluate
 from unteach.evaluation.scores import Scores
 from unteach.evaluation.verdict import Finding, contradicting, excess, judge, stop_scores, unanswered
 from unteach.job.card import model_card
-from unteach.job.inputs import Inputs, choice, given_inputs, paired, prepared, read_inputs, without_overlap
+from unteach.job.inputs import Inputs, choice, given_inputs, never_seen, paired, prepared, read_inputs, without_overlap
 from unteach.job.probes import CHEAP, STOP, in_a_line, run_probes, saw_the_documents, search_for, stop_rule
 from unteach.job.receipts.receipt import issue
 from unteach.job.run_folder import (
@@ -252,6 +252,10 @@ class ForgetJob:
             keep = ForgetBatches(kept_tokens, config.seed, keep=True)
             self.counts["keep"] = kept_tokens.counts
             self.say(f"keep:    {line}")
+        if inputs.holdout is not None:
+            line, left = never_seen(inputs.holdout, inputs.documents, inputs.keep)
+            inputs = dataclasses.replace(inputs, holdout=left)
+            self.say(f"holdout: {line}")
         others = paired(inputs, tokens, config.document_mode, max_tokens)
         self.texts = Texts(ForgetBatches(tokens, config.seed), general, keep, others)
         self.say(f"method:  {choice(config, inputs, parity=self.parity)}")

@@ -14,7 +14,8 @@ import unteach
 from unteach import cli, settings
 from unteach.errors import InputError
 from unteach.evaluation.formulas import Metric
-from unteach.evaluation.verdict import judge
+from unteach.evaluation.metrics import RAW_AUC
+from unteach.evaluation.verdict import RAREST, judge
 
 ROOT = Path(__file__).parent.parent
 WRITTEN = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
@@ -28,6 +29,7 @@ COLUMNS = {
     "recites": "verbmem_f",
     "answers": "knowmem_f",
     "PrivLeak": "privleak",
+    "rarest words, AUC": "auc_forget_holdout_min_5",
     "kept reports, NLL": "nll_retain",
     "kept answers": "knowmem_r",
     "general NLL": "nll_general",
@@ -220,7 +222,9 @@ def test_the_results_table_shows_the_cells():
     for name, *shown, named in rows:
         recited, known, detectable, rest = judge(means[named], before, reference)
         kept = {part.metric: part.mark for part in rest.parts}
-        marks = {"verbmem_f": recited.mark, "knowmem_f": known.mark, "privleak": detectable.mark} | kept
+        told = {part.metric: part.mark for part in detectable.parts}
+        rarest = next(mark for metric, mark in told.items() if metric in RAREST)
+        marks = {"verbmem_f": recited.mark, "knowmem_f": known.mark, "privleak": told[RAW_AUC], COLUMNS["rarest words, AUC"]: rarest} | kept
         for title, cell in zip(header, shown, strict=True):
             *mark, number = cell.split()
             digits = len(number.partition(".")[2])

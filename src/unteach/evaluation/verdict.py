@@ -197,9 +197,10 @@ def _detectable(look: Callable[[str, str, str], Finding], reference: Scored) -> 
     parts = [_told_apart(look(name, metric, HOLDOUT), reference) for metric, name in asked]
     fewest = [(f"by the least likely {share} % of its words", metric) for metric, share in RAREST.items()]
     rarest = [_told_apart(look(name, metric, HOLDOUT), reference) for name, metric in fewest]
-    if telling := [part for part in rarest if part.answer is False]:
-        most = max(telling, key=lambda part: abs((part.value or 0) - (part.never_seen or 0)))
-        parts.append(replace(most, note=most.question if not most.note else f"{most.question}; {most.note}"))
+    if measured := [part for part in rarest if part.value is not None]:
+        most = max(measured, key=lambda part: (part.answer is False, abs((part.value or 0) - (part.never_seen or 0))))
+        told = "; ".join(note for note in (most.question, most.note) if note) if most.answer is False else most.note
+        parts.append(replace(most, note=told))
     first = next((part for part in parts if part.answer is False), parts[0])
     if first.value is None:
         return replace(first, question="no longer detectable")

@@ -224,7 +224,8 @@ def test_the_results_table_shows_the_cells():
         kept = {part.metric: part.mark for part in rest.parts}
         told = {part.metric: part.mark for part in detectable.parts}
         rarest = next(mark for metric, mark in told.items() if metric in RAREST)
-        marks = {"verbmem_f": recited.mark, "knowmem_f": known.mark, "privleak": told[RAW_AUC], COLUMNS["rarest words, AUC"]: rarest} | kept
+        marks = {"verbmem_f": recited.mark, "knowmem_f": known.mark, "privleak": told[RAW_AUC]}
+        marks |= {COLUMNS["rarest words, AUC"]: rarest} | kept
         for title, cell in zip(header, shown, strict=True):
             *mark, number = cell.split()
             digits = len(number.partition(".")[2])

@@ -188,6 +188,8 @@ def test_thinning_keeps_both_ends():
     assert curve["step"] == [1, 51, 101, 151, 201]
     assert curve["nll_forget"] == [0.3333] * 5
     assert thinned(rows[:1], 5)["step"] == [1]
+    assert "alpha" not in curve
+    assert thinned([row | {"alpha": row["step"] / 2} for row in rows], 2)["alpha"] == [0.5, 100.5], "one that moves"
 
 
 def test_tables_show_mean_and_sample_deviation():

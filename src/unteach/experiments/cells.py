@@ -228,8 +228,10 @@ def _commit() -> str | None:
 
 
 def thinned(rows: Sequence[Mapping[str, Any]], points: int = 60) -> dict[str, list[Any]]:
-    """A run's training curve from the lines of ``metrics.jsonl``: evenly spaced steps, both ends among them."""
+    """A run's training curve from the lines of ``metrics.jsonl``: evenly spaced steps, both ends among them; α where
+    it moves."""
     count = min(points, len(rows))
     kept = [rows[round(place * (len(rows) - 1) / max(1, count - 1))] for place in range(count)]
     curve: dict[str, list[Any]] = {"step": [row["step"] for row in kept], "phase": [row["phase"] for row in kept]}
-    return curve | {name: [float(f"{row[name]:.4g}") for row in kept] for name in CURVE}
+    names = [*CURVE, *(["alpha"] if all("alpha" in row for row in kept) else [])]
+    return curve | {name: [float(f"{row[name]:.4g}") for row in kept] for name in names}

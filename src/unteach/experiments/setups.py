@@ -174,6 +174,7 @@ class Setup:
             "stop": result.stop,
             "steps": result.steps,
             "forget_seconds": round(result.seconds, 1),
+            "seconds_of": {part: round(seconds, 1) for part, seconds in result.seconds_of.items()},
             **self.kept(scores),
             "curve": thinned(_read_lines(out / "metrics.jsonl")),
         }

@@ -38,7 +38,8 @@ ALPHAS = {"deep-alpha-0.4": 0.4, "deep-alpha-2.5": 2.5}
 """Times the α of ``deep``."""
 COLUMNS = (
     "verbmem_f", "knowmem_f", "knowmem_r", "knowmem_r_kept", "knowmem_r_others", "knowmem_pretraining",
-    "knowmem_pretraining_kept", "knowmem_pretraining_others", "privleak", "nll_general", "degenerate",
+    "knowmem_pretraining_kept", "knowmem_pretraining_others", "privleak", "auc_forget_holdout_min_5",
+    "auc_forget_holdout_ppl", "nll_general", "degenerate",
     "tofu_forget_quality", "tofu_model_utility",
 )  # fmt: skip
 
@@ -186,9 +187,13 @@ def _groups(setup: Setup, *, half: bool = False, mixed: bool = False) -> dict[st
 
 
 def table(contents: Sequence[Content]) -> str:
-    """Mean (std) over seeds, with the α that was used and how the runs ended."""
-    alphas = {"alpha": lambda group: paper.mean_and_std((c.get("method", {}).get("alpha") for c in group), 3)}
+    """Mean (std) over seeds, with the α that was used, the last one where it moved, and how the runs ended."""
+    alphas = {"alpha": lambda group: paper.mean_and_std(map(_alpha, group), 3)}
     return paper.result_table(paper.renamed(contents, PREFIX), COLUMNS, alphas | paper.RUN_COLUMNS)
+
+
+def _alpha(content: Content) -> float | None:
+    return content.get("curve", {}).get("alpha", [content.get("method", {}).get("alpha")])[-1]
 
 
 def figures(benchmark: str, contents: Sequence[Content]) -> list[Figure]:
@@ -208,10 +213,12 @@ EXPERIMENTS = {
     "deep": Experiment(
         title="deep forgetting and what it rests on, matched on PrivLeak 0",
         see="Wanted are the retrained model's verbmem_f and knowmem_f with the target's knowmem_r and nll_general. The "
-        "row deep ends by its own rule (and general-mixed, whose general text has news, too); every other row changes "
-        "one thing of it and ends (stop) where a membership test finds as little as in the retrained model on the "
-        "rule's own texts. One that ended by max_steps or utility_floor did not get there. The people of other-people, "
-        "who are kept instead of the neighbours, are of the pretraining text: the model knew them from there.",
+        "row deep ends by its own rule (and general-mixed, whose general text has news, too), as do rows of a settings "
+        "file that does not say otherwise; every other row changes one thing of it and ends (stop) where a membership "
+        "test finds as little as in the retrained model on the rule's own texts. One that ended by max_steps or "
+        "utility_floor did not get there. The people of other-people, who are kept instead of the neighbours, are of "
+        "the pretraining text: the model knew them from there. The AUCs are by the least likely 5 % of the words and "
+        "by the loss; alpha is the last one where it moved.",
         cells=cells,
         shows=lambda name: name == "deep" or name.startswith(PREFIX),
         table=table,

@@ -203,6 +203,9 @@ def test_adamw_moves_weights_by_a_share_of_their_size_and_less_and_less():
     chosen = calibrate.calibrated(Method(optimizer="adamw", loss="match"), found, 100)
     assert (chosen.lr, chosen.optimizer_options) == (pytest.approx(1.1e-3), {"cooldown": 150})
     assert calibrate.calibrated(Method(optimizer="adamw"), found, 400).optimizer_options == {"cooldown": 400}
+    line = calibrate.numbers(chosen, found)
+    assert line.endswith("; alpha is 0.2"), "which nobody measured"
+    assert f"weights of size {found.weight:.3g}; so lr {chosen.lr:.3g};" in line
     own = calibrate.calibrated(Method(optimizer="adamw", optimizer_options={"cooldown": 0}), found, 100)
     assert own.optimizer_options == {"cooldown": 0}
     given = calibrate.calibrated(Method(optimizer="adamw", lr=1e-5), found, 100)

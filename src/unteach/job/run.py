@@ -41,7 +41,7 @@ from unteach.models.adapters import merge
 from unteach.models.distributed import from_first_rank, has_shards, is_first_rank, join, ranks
 from unteach.models.save import save_result
 from unteach.models.threads import with_threads
-from unteach.training.calibrate import calibrated, is_complete, measure, noise_warning
+from unteach.training.calibrate import calibrated, is_complete, measure, noise_warning, numbers
 from unteach.training.loop import Outcome, catching_signals, unlearn
 from unteach.training.stopping import HARDER, parse_rule
 from unteach.training.texts import Texts
@@ -278,12 +278,7 @@ class ForgetJob:
             method = calibrated(config.method, measured, config.expected_steps)
             phases = tuple(calibrated(phase, measured, config.expected_steps) for phase in config.phases)
             self.config = config = dataclasses.replace(config, method=method, phases=phases)
-            teacher = f", teacher rate {method.teacher_rate:.3g}" if method.teacher_rate else ""
-            damping = f", damping {method.damping:.3g}" if method.damping and method.teacher_rate else ""
-            self.say(
-                f"measured: loss {measured.loss:.3g}, gradient norm {measured.gradient_norm:.3g}, curvature "
-                f"{measured.curvature:.3g}; so alpha {method.alpha:.3g}, lr {method.lr:.3g}{teacher}{damping}"
-            )
+            self.say(numbers(method, measured))
         given = (self.inputs.model, parameters, texts.forget, texts.general, config)
         if not self.resume and (warning := noise_warning(*given)):
             self.say(warning)

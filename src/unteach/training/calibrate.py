@@ -50,7 +50,16 @@ from unteach.training.passes import (
 )
 from unteach.training.step import FARTHEST, accumulate
 
-__all__ = ["Measured", "calibrated", "curvatures", "is_complete", "measure", "noise_warning", "rounding_noise"]
+__all__ = [
+    "Measured",
+    "calibrated",
+    "curvatures",
+    "is_complete",
+    "measure",
+    "noise_warning",
+    "numbers",
+    "rounding_noise",
+]
 
 TEACHER_MEMORY = 5.0
 DAMPING_SHARE, STEP_SHARE = 0.1, 0.4
@@ -115,6 +124,16 @@ def calibrated(method: Method, measured: Measured, expected_steps: int) -> Metho
     pace = lr * teacher_rate * measured.gradient_norm / effective
     alpha = method.alpha or TEACHER_WAY * measured.distance / (pace * expected_steps)
     return dataclasses.replace(method, alpha=alpha, lr=lr, teacher_rate=teacher_rate, damping=damping)
+
+
+def numbers(method: Method, measured: Measured) -> str:
+    """What was measured, and the numbers of a method that follow from it, in a line."""
+    found = f"measured: loss {measured.loss:.3g}, gradient norm {measured.gradient_norm:.3g}"
+    if method.optimizer != "mean_teacher":
+        return f"{found}, weights of size {measured.weight:.3g}; so lr {method.lr:.3g}; alpha is {method.alpha:.3g}"
+    rates = f", teacher rate {method.teacher_rate:.3g}" if method.teacher_rate else ""
+    rates += f", damping {method.damping:.3g}" if method.damping and method.teacher_rate else ""
+    return f"{found}, curvature {measured.curvature:.3g}; so alpha {method.alpha:.3g}, lr {method.lr:.3g}{rates}"
 
 
 def measure(

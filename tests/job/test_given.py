@@ -266,7 +266,9 @@ def test_a_base_model_that_saw_the_documents_is_named_and_the_run_goes_on(given,
     (warning,) = (line for line in error.splitlines() if line.startswith("warning: the base model recites"))
     assert "it seems to have seen them, and what it knows of them will stay" in warning
     assert (tmp_path / "run" / "model" / "model.safetensors").exists()
-    assert "adamw with match, held on general text and keep documents; give --holdout" in error
+    (method,) = (line for line in error.splitlines() if line.startswith("method:"))
+    assert "adamw with match, held on general text and keep documents; give --holdout" in method
+    assert method.endswith("and --questions, to see whether it still answers about them")
 
 
 @pytest.mark.usefixtures("run_alone")

@@ -27,8 +27,8 @@ from unteach.models.precision import HALF, resolved_precision
 from unteach.writing import file_sha256
 
 __all__ = [
-    "Inputs", "as_documents", "check_pairs", "choice", "given_inputs", "never_seen", "paired", "prepared",
-    "read_inputs", "read_texts", "without_overlap",
+    "Inputs", "as_documents", "check_pairs", "choice", "given_inputs", "has_own_questions", "never_seen", "paired",
+    "prepared", "read_inputs", "read_texts", "without_overlap",
 ]  # fmt: skip
 
 _SPACES = re.compile(r"\s+")
@@ -265,6 +265,12 @@ def _as_one_line(text: str) -> int:
     return hash(_SPACES.sub(" ", text.strip()))
 
 
+def has_own_questions(config: ForgetConfig) -> bool:
+    """Whether the embedded benchmark's questions are asked, where none are given."""
+    given = config.questions or config.keep_questions
+    return config.model.startswith("micro:") and config.documents == "micro:forget" and not given
+
+
 def choice(config: ForgetConfig, inputs: Inputs, *, parity: bool) -> str:
     """The method in one line, and what more could be given."""
     held = "general text" if inputs.keep is None else "general text and keep documents"
@@ -275,6 +281,8 @@ def choice(config: ForgetConfig, inputs: Inputs, *, parity: bool) -> str:
         missing.append("--base, a model that never saw the documents, to leave no trace in the wording")
     if inputs.holdout is None and parity:
         missing.append("--holdout, documents like these that the model never saw, to see whether they are detectable")
+    if not config.questions and not has_own_questions(config) and parity:
+        missing.append("--questions, to see whether it still answers about them")
     line = f"{config.method.optimizer} with {config.method.loss}, held on {held}"
     return line + (f"; give {'; and '.join(missing)}" if missing else "")
 

@@ -28,7 +28,7 @@ from unteach.errors import InputError
 from unteach.evaluation.formulas import FEW, chance_level
 from unteach.evaluation.metrics import LOSS_AUC, RAW_AUC
 from unteach.evaluation.verdict import AUC_BAND
-from unteach.job.inputs import Inputs
+from unteach.job.inputs import Inputs, has_own_questions
 from unteach.training.stopping import MORE_DEGENERATE, Condition, Search, StopRule, parse_rule
 
 __all__ = ["CHEAP", "STOP", "Probes", "in_a_line", "run_probes", "saw_the_documents", "search_for", "stop_rule"]
@@ -93,11 +93,7 @@ def run_probes(
     ``max_tokens``; with ``parity`` the stop rule looks at membership and knowledge, too.
     """
     tokenizer, documents, detectable = inputs.tokenizer, inputs.documents, inputs.holdout is not None
-    if (
-        config.model.startswith("micro:")
-        and config.documents == "micro:forget"
-        and not (config.questions or config.keep_questions)
-    ):
+    if has_own_questions(config):
         stop, whole = micro.load_benchmark("stop"), micro.load_benchmark("measure")  # it has its own
         kept = micro.probes("retain", "measure")[: config.probes]
         final = dataclasses.replace(whole, verbatim_retain=kept)

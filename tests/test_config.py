@@ -47,7 +47,9 @@ EVERY_FIELD_CHANGED = ForgetConfig(
     ),
     phases=(Method(steps=4, loss="it"), Method(steps=5, lr=1e-5, loss="dpo")), alternates="others.jsonl",
     precision=Precision(forget="bf16", divergence="fp16"), compile=True, checkpoint_activations=True,
-    stop=Stop(metric="verbmem_f <= 21.8", parity=True, utility_floor=float("inf"), refine=False, probes="micro"),
+    stop=Stop(
+        metric="verbmem_f <= 21.8", parity=True, utility_floor=float("inf"), refine=False, unmet="last", probes="micro"
+    ),
     expected_steps=9, max_steps=10, evaluate_every=11, probes=12, checkpoint_every=13, keep_checkpoints=14, seed=15,
     device="cpu", track="tensorboard", private=True, save_dtype="source", threads=3,
 )  # fmt: skip

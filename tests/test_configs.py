@@ -106,7 +106,8 @@ def test_numbers_are_those_of_the_logs(name: str) -> None:
     } | run
     assert {field: getattr(config, field) for field in expected} == expected
     own = f"muse-{corpus.lower()}"
-    assert config.stop == Stop(metric=stop, utility_floor=float("inf"), plateau=0, refine=False, probes=own)
+    floor = float("inf")
+    assert config.stop == Stop(metric=stop, utility_floor=floor, plateau=0, refine=False, unmet="last", probes=own)
     check_method(config.method, method)
     assert len(config.phases) == (name in PHASES)
     for phase in config.phases:
@@ -128,7 +129,7 @@ def test_is_complete(name: str) -> None:
     named: dict[type, set[str]] = {}
     for kind, given in (part for other in TABLE for part in parts(other)):
         named.setdefault(kind, set()).update(given)
-    assert [len(fields) for fields in named.values()] == [33, 2, 5, 16]
+    assert [len(fields) for fields in named.values()] == [33, 2, 6, 16]
     for kind, given in parts(name):
         assert list(given) == [field.name for field in dataclasses.fields(kind) if field.name in named[kind]]
 
@@ -191,6 +192,11 @@ def test_the_header_lists_the_departures_of_the_code_and_no_others(name: str) ->
     for start, (applies, holds) in DEPARTURES.items():
         assert any(line.startswith(start) for line in listed) == applies(methods), start
         assert holds(), f"{start}: the code does otherwise, the headers must say so"
+    said = " ".join(
+        text.partition("# As in the authors' runs: ")[2].partition("# Not from")[0].replace("#", "").split()
+    )
+    assert dict(re.findall(r"\((\w+): (\w+)\)", said)) == {"refine": "false", "unmet": "last"}, "which model is kept"
+    assert (config.stop.refine, config.stop.unmet) == (False, "last")
     for flags in re.findall(r"--optimizer-options (\w+)=", text):
         assert OPTIMIZERS["adamw"].unknown("adamw", [flags]) == []
 
@@ -231,7 +237,7 @@ def test_presets_are_listed_and_run_under_flags(capsys: pytest.CaptureFixture[st
     start = preset("paper-mt-nlul-kl")
     config = parse(ForgetConfig, ["micro:target", "--alpha", "0.3", "--batch", "8"], flatten=("method",), start=start)
     assert (config.method.alpha, config.method.damping, config.batch, config.general_batch) == (0.3, 5.0, 8, 40)
-    assert config.stop.refine is False
+    assert (config.stop.refine, config.stop.unmet) == (False, "last")
     both = parse(ForgetConfig, ["m"], flatten=("method",), start=preset("paper-losses-adamw-then-mt-ll-qkl"))
     assert [(phase.optimizer, phase.steps) for phase in (*both.phases, both.method)] == [
         ("adamw", 300),

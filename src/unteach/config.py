@@ -175,6 +175,9 @@ class Stop:
     refine: bool = True
     """Where an evaluation finds the rule met, go back and find the first step that meets it. Off: keep the model found,
     up to evaluate_every steps beyond the rule, as in the paper's runs."""
+    unmet: Literal["nearest", "last"] = "nearest"
+    """Which model is kept where the run ends with its rule not met: the evaluated one nearest to it, or the last, as in
+    the paper's runs."""
     probes: str | None = None
     """Measure the rule on a benchmark's own passages and questions, not on passages cut from the documents: muse-news,
     muse-books or micro; with its folder of tables, muse-news:FOLDER. None: cut from the documents."""

@@ -189,6 +189,38 @@ def test_a_run_that_stands_still_is_pulled_harder_once_and_then_ends_with_its_be
     assert (move.step, move.rule, evaluated[-1]) == (60, "max_steps", 500), "without patience it goes on to the end"
 
 
+@pytest.mark.parametrize(
+    ("options", "step", "ended"),
+    [
+        ({}, 30, "max_steps"),
+        ({"patience": 1, "last": 90}, 30, "plateau"),
+        ({"utility_floor": -1.0}, 10, "utility_floor"),
+    ],
+)
+def test_where_the_last_model_is_to_be_kept_it_is_however_the_run_ends(options, step, ended):
+    """As in the paper's runs, though an earlier one was nearer to the rule."""
+    _, move = drive(lambda n: {"verbmem_f": 50.0 + n}, recital(), keep_last=True, **options)
+    assert (move.step, move.rule) == (step, ended)
+    assert f"; the last model, of step {step}, is kept" in move.reason
+    assert (", though step 10 was nearer to it" in move.reason) == (step > 10)
+    assert move.reason.endswith(f"; not met: verbmem_f {50 + step} (wanted: <= 20)")
+
+
+def test_where_the_last_model_is_to_be_kept_one_that_went_too_far_is():
+    auc = lambda n: {"verbmem_f": 10.0, AUC: 0.7 if n > 8 else 0.45, "knowmem_f": 5.0}  # noqa: E731
+    _, move = drive(auc, PARITY, keep_last=True)
+    assert (move.step, move.rule) == (9, "last"), "step 8 was nearer"
+    assert "one step goes too far; the last model, of step 9, is kept, though step 8 was nearer to it" in move.reason
+
+
+def test_where_the_last_model_is_to_be_kept_a_rule_that_is_met_ends_as_ever():
+    falls = lambda n: {"verbmem_f": 80.0 if n < 13 else 10.0}  # noqa: E731
+    assert drive(falls, recital(), keep_last=True)[1] == drive(falls, recital())[1]
+    by_hand = Search(recital(), BEFORE, every=10, last=100, utility_floor=0.5, keep_last=True)
+    by_hand.look(10, {"verbmem_f": 50.0, "nll_general": 1.0}, 0)
+    assert by_hand.finish(13, {"verbmem_f": 60.0, "nll_general": 1.0}).step == 10, "the best, as the command says"
+
+
 def test_what_still_moves_is_no_plateau():
     def falling(pace, begins, **options):
         said = []

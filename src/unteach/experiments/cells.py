@@ -66,7 +66,10 @@ KEY_DEFAULTS: dict[str, dict[str, Any]] = {
     "loss dpo": {"beta": 0.1},
     "loss rmu": {"layer": None, "coefficient": 20.0, "seed": 0},
     "Precision": {"forget": "auto", "divergence": "auto"},
-    "Stop": {"metric": None, "parity": None, "utility_floor": 0.5, "plateau": 3, "refine": True, "probes": None},
+    "Stop": {
+        "metric": None, "parity": None, "utility_floor": 0.5, "plateau": 3, "refine": True, "unmet": "nearest",
+        "probes": None,
+    },
     "RecoverySettings": {"lr": 1e-4, "steps": 100, "batch": 16, "max_tokens": 512},
     "RelearningSettings": {"lr": 1e-4, "steps": [0, 5, 10, 20, 40, 80], "batch": 24},
     "AuditSettings": {"quick": True},

@@ -31,7 +31,8 @@ _ESCAPE: dict[str, Any] = _ADAMW | _QKL | {"alpha": 1.0}
 """Out of the starting point, before the mean teacher."""
 _RUN: dict[str, Any] = {
     "document_mode": "truncate", "batch": 40, "general_batch": 40, "trainable": "blocks", "evaluate_every": 100,
-    "max_steps": 2000, "stop": {"utility_floor": float("inf"), "plateau": 0, "refine": False},
+    "max_steps": 2000,
+    "stop": {"utility_floor": float("inf"), "plateau": 0, "refine": False, "unmet": "last"},
 }  # fmt: skip
 _BOOKS: dict[str, Any] = {"document_mode": "chunk"}
 _STEPS = {"stop": _RUN["stop"] | {"metric": "verbmem_f <= -1"}}

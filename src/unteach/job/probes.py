@@ -272,6 +272,7 @@ def search_for(rule: StopRule, before: Mapping[str, float], config: ForgetConfig
         utility_floor=config.stop.utility_floor,
         patience=config.stop.plateau,
         narrow=config.stop.refine,
+        keep_last=config.stop.unmet == "last",
         expected=config.expected_steps + sum(phase.steps or 0 for phase in config.phases),
     )
 

@@ -29,6 +29,7 @@ RULES = {
     "max_steps": "not met: too many steps",
     "utility_floor": "not met: damage",
     "nearest": "not met: nearest model kept",
+    "last": "not met: last model kept",
     "plateau": "not met: no more progress",
     "finished": "not met: ended by hand",
 }

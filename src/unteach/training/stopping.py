@@ -145,8 +145,8 @@ class Move:
     reason: str = ""
     """Why it ended, or what else there is to say."""
     rule: str = ""
-    """What ended it: ``stop``, the rule was met; else ``nearest`` (one step went too far for it), ``utility_floor``,
-    ``plateau``, ``max_steps`` or ``finished`` (by ``unteach finish``)."""
+    """What ended it: ``stop``, the rule was met; else ``nearest`` or ``last`` (a step went too far for it, and which
+    model is kept), ``utility_floor``, ``plateau``, ``max_steps`` or ``finished`` (by ``unteach finish``)."""
 
 
 class Search:
@@ -169,6 +169,8 @@ class Search:
         narrow: Go back where an evaluation finds the rule met; else the model found is kept, and evaluations come every
             ``every`` steps, whatever they let expect.
         expected: Before this step nothing is taken for a plateau: recital falls late.
+        keep_last: Where the run ends with the rule not met, keep its last model, not the nearest to the rule; ended by
+            hand it keeps the nearest all the same.
 
     Where the rule has several conditions, or one that can be overshot, the next evaluation comes as soon as the last
     two let expect that it is met. If it never is, or a single step goes too far, the evaluated model with the smallest
@@ -195,9 +197,10 @@ class Search:
         patience: int = 0,
         expected: int = 0,
         narrow: bool = True,
+        keep_last: bool = False,
     ) -> None:
         self.rule, self.before, self.every, self.last, self.utility_floor = rule, before, every, last, utility_floor
-        self.patience, self.expected, self.narrow = patience, expected, narrow
+        self.patience, self.expected, self.narrow, self.keep_last = patience, expected, narrow, keep_last
         self.unmet, self.interval, self.met = 0, every, 0
         self.best: tuple[int, float] = (0, math.inf)
         self.best_fails = ""
@@ -256,7 +259,8 @@ class Search:
                 return Move("go back", self.unmet)
             if distance > 0 and not self.met:  # one step too far, and the one before was not there yet
                 what = "one step goes" if self.narrow else "went"
-                return self._end_at_best(step, scores, f"{rule}: {what} too far", "nearest")
+                kept = "last" if self.keep_last else "nearest"
+                return self._end(step, scores, f"{rule}: {what} too far", kept, keep_last=self.keep_last)
             if distance == 0 and not rule.looping(scores):
                 return self._met(step, scores)
             self.interval = loops_every or 1  # the loops have yet to go
@@ -310,7 +314,7 @@ class Search:
             return Move("end", self.met, f"{rule}: the first model there; later ones looped", "stop")
         if rule is not None and rule.crossed(scores) and distance == 0 and not rule.looping(scores):
             return self._met(step, scores)
-        return self._unmet(step, scores, f"ended by hand after step {step}", "finished")
+        return self._unmet(step, scores, f"ended by hand after step {step}", "finished", by_hand=True)
 
     def _problem(self, now: float) -> str | None:
         """Why the run must end because the model is breaking, or None."""
@@ -333,18 +337,22 @@ class Search:
         """What of the rule does not hold of the model with these scores."""
         return "" if self.rule is None else self.rule.failing(scores, self._known)
 
-    def _unmet(self, step: int, scores: Mapping[str, float], reason: str, rule: str) -> Move:
-        """End without the rule met."""
+    def _unmet(self, step: int, scores: Mapping[str, float], reason: str, rule: str, *, by_hand: bool = False) -> Move:
+        """End without the rule met; by hand always with the best model so far."""
         if self.rule is None:
             return Move("end", step, reason, rule)
-        return self._end_at_best(step, scores, f"{reason}; the stop rule {self.rule} was not met", rule)
+        reason = f"{reason}; the stop rule {self.rule} was not met"
+        return self._end(step, scores, reason, rule, keep_last=self.keep_last and not by_hand)
 
-    def _end_at_best(self, step: int, scores: Mapping[str, float], reason: str, rule: str) -> Move:
-        """End with the evaluated model that is nearest to the rule, an earlier one or that of this step, and say which
-        conditions do not hold of it."""
-        fails = self._failing(scores)
-        if self.best[1] < self.distance(scores):
-            step, fails, reason = self.best[0], self.best_fails, f"{reason}; step {self.best[0]} was nearest to it"
+    def _end(self, step: int, scores: Mapping[str, float], reason: str, rule: str, *, keep_last: bool) -> Move:
+        """End with the evaluated model that is nearest to the rule, an earlier one or that of this step, or with that
+        of this step in any case, and say which conditions do not hold of it."""
+        (best, distance), fails = self.best, self._failing(scores)
+        if keep_last:
+            nearer = f", though step {best} was nearer to it" if distance < self.distance(scores) else ""
+            reason = f"{reason}; the last model, of step {step}, is kept{nearer}"
+        elif distance < self.distance(scores):
+            step, fails, reason = best, self.best_fails, f"{reason}; step {best} was nearest to it"
         return Move("end", step, f"{reason}; not met: {fails}" if fails else reason, rule)
 
     def _stuck(self, step: int, distance: float) -> str:

@@ -146,7 +146,7 @@ def issue(
         "model": before,
         "result": hashed_model(saved, str(saved)),
         "software": library_versions(),
-        "settings": json.loads(json.dumps(dataclasses.asdict(config))),
+        "settings": json.loads(json.dumps(dataclasses.asdict(config)), parse_constant=str),  # no floor: "Infinity"
         "ended": {
             **result.stop,
             "forgotten": result.forgotten,

@@ -199,11 +199,15 @@ def test_a_run_says_its_method_and_what_more_could_be_given():
 
     def line(**given):
         config = ForgetConfig(model="m", **dict.fromkeys(given, "x")).chosen()
-        return choice(config, Inputs(None, None, some, some, **given), parity="keep" in given)
+        read = {name: what for name, what in given.items() if name != "questions"}
+        return choice(config, Inputs(None, None, some, some, **read), parity="keep" in given)
 
     assert line().startswith("mean_teacher with nlul, held on general text; give --keep")
     assert line(keep=some).startswith("adamw with nlul, held on general text and keep documents; give --base")
-    assert line(keep=some, base=object(), holdout=some) == "adamw with match, held on general text and keep documents"
+    deep = "adamw with match, held on general text and keep documents"
+    given = {"keep": some, "base": object(), "holdout": some}
+    assert line(**given) == f"{deep}; give --questions, to see whether it still answers about them"
+    assert line(**given, questions=some) == deep
     assert "--holdout" in line(keep=some, base=object())
 
 

@@ -44,6 +44,12 @@ def traces():
     return found
 
 
+def mixed(sentence):
+    """Every other word, then the others: like a document, and shares no passage with one."""
+    words = sentence.split()
+    return " ".join(words[::2] + words[1::2])
+
+
 def files_with_canary(*folders):
     wanted = traces()
     files = [file for folder in folders for file in sorted(folder.rglob("*")) if file.is_file()]
@@ -126,10 +132,9 @@ def test_a_private_run_gives_the_same_model_and_writes_no_canary(given, first, t
 
 def test_a_private_run_that_was_interrupted_goes_on(given, tmp_path, monkeypatch):
     reference = str(given / "model")
+    rows = [json.dumps({"text": f"{a} {b}"}) + "\n" for a, b in itertools.permutations(map(mixed, SENTENCES), 2)]
     holdout = tmp_path / "holdout.jsonl"
-    holdout.write_text(
-        "".join(json.dumps({"text": f"{a} {b}"}) + "\n" for a, b in itertools.permutations(SENTENCES, 2))
-    )
+    holdout.write_text("".join(rows))
     config = settings(given, tmp_path / "run", private=True, reference=reference, holdout=str(holdout))
 
     def interrupt(*given):
@@ -154,8 +159,8 @@ def test_with_every_option_nothing_is_left_anywhere(given, tmp_path):
     inputs = Path(shutil.copytree(given / "documents", tmp_path / "given/documents")).parent
     pairs = enumerate(itertools.product(SENTENCES, SENTENCES))
     texts = [f"{first} {second} Number {n}." for n, (first, second) in pairs]
-    for name in ("keep", "holdout"):
-        rows = [json.dumps({"text": f"{name}: {text}"}) + "\n" for text in texts * 2]
+    for name, of_that in (("keep", texts), ("holdout", [mixed(text) for text in texts])):
+        rows = [json.dumps({"text": f"{name}: {text}"}) + "\n" for text in of_that * 2]
         (inputs / f"{name}.jsonl").write_text("".join(rows))
     asked = [{"question": f"Who hid nine copper herons, {n}?", "answer": CANARY} for n in range(3)]
     (inputs / "questions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in asked))

@@ -66,9 +66,9 @@ def naive_quadratic(difference, probabilities):
     return (difference.unsqueeze(-2) @ matrix @ difference.unsqueeze(-1)).squeeze(-1).squeeze(-1)
 
 
-def naive_match(logits, labels, mask, base_logits, pull="softplus", margin=0.0):
+def naive_match(logits, labels, mask, base_logits, pull="softplus", margin=0.0, slope=1.0):
     odds, base_odds = (p / (1 - p) for p in (token_log_probs(h, labels).exp() for h in (logits, base_logits)))
-    excess = torch.log(odds / base_odds) - margin
+    excess = torch.log(odds) - (slope * torch.log(base_odds) + margin)
     pulls = {"softplus": lambda x: torch.log(1 + x.exp()), "gate": lambda x: x * (x > 0)}
     pulled = pulls.get(pull, lambda x: (1 + x**2).sqrt() - 1)(excess)
     return token_mean(pulled, mask) + naive_kl(base_logits, logits, mask)
@@ -187,7 +187,7 @@ def _exact(name, row, label, base_row, hyper):
     if name in EXACT_FIELD:
         with mpmath.workdps(enough_digits(row, base_row)):
             return EXACT_FIELD[name](exact_probabilities(row), label, base_row, **hyper)
-    hyper = {"beta": 0.1, "pull": "softplus", "margin": 0.0} | hyper
+    hyper = {"beta": 0.1, "pull": "softplus", "margin": 0.0, "slope": 1.0} | hyper
     with mpmath.workdps(enough_digits(row, base_row)):
         p = exact_probabilities(row)
         indicator = [mpmath.mpf(int(j == label)) for j in range(len(row))]
@@ -203,7 +203,8 @@ def _exact(name, row, label, base_row, hyper):
             sigmoid = 1 / (1 + ratio**beta)
             return -2 / mpmath.mpf(beta) * mpmath.log(sigmoid), [2 * (1 - sigmoid) * g for g in log_prob_gradient]
         q = exact_probabilities(base_row)
-        excess = mpmath.log(p[label] / (1 - p[label])) - mpmath.log(q[label] / (1 - q[label])) - hyper["margin"]
+        goal = hyper["slope"] * mpmath.log(q[label] / (1 - q[label])) + hyper["margin"]
+        excess = mpmath.log(p[label] / (1 - p[label])) - goal
         odds = mpmath.exp(excess)
         pulled, strength = mpmath.log(1 + odds), odds / (1 + odds)
         if hyper["pull"] == "gate":

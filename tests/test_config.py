@@ -40,9 +40,9 @@ EVERY_FIELD_CHANGED = ForgetConfig(
     question_template="{question} ->", skip_unreadable=True, document_mode="truncate", max_tokens=77, general_tokens=33,
     general_mib=7, batch=3, general_batch=5, keep_batch=6, keep_weight=0.5, micro_batch=2, trainable="all",
     method=Method(
-        optimizer="adamw", loss="npo", divergence="qkl", alpha=0.3, lr=1e-6, momentum=0.5, teacher_rate=2.0,
-        damping=0.0, clip=None, loss_options={"beta": 0.7, "ratio": "mean"}, token_share=0.6, loops_every=3,
-        loops_once_found=True, anchor=0.25, project_conflicts=True, alpha_growth=0.01, hold_budget=0.2,
+        optimizer="adamw", loss="npo", goal="base", divergence="qkl", alpha=0.3, lr=1e-6, momentum=0.5,
+        teacher_rate=2.0, damping=0.0, clip=None, loss_options={"beta": 0.7, "ratio": "mean"}, token_share=0.6,
+        loops_every=3, loops_once_found=True, anchor=0.25, project_conflicts=True, alpha_growth=0.01, hold_budget=0.2,
         betas=(0.8, 0.9), weight_decay=1e-20, warmup=7,
     ),
     phases=(Method(steps=4, loss="it"), Method(steps=5, lr=1e-5, loss="dpo")), alternates="others.jsonl",

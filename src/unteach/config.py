@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from unteach.errors import InputError, out_of_range, shown
+from unteach.errors import InputError, out_of_range, shown, template_problems
 from unteach.settings import nearest_name
 
 if TYPE_CHECKING:  # imported where settings are checked: help and completion need none of it
@@ -23,6 +23,8 @@ __all__ = ["ForgetConfig", "Method", "Precision", "Stop"]
 PassPrecision = Literal["auto", "fp32", "tf32", "fp16", "bf16"]
 LOOPS_EVERY = 6
 """What was tried by hand: SmolLM2-135M then no longer looped, else in 47 to 62 % of texts (results/smollm2/deep.md)."""
+LINE = {"margin", "slope"}
+"""Options of ``match`` that say how far down it pulls; with the goal never_seen they are measured."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,6 +42,10 @@ class Method:
     else nlul."""
     loss_options: dict[str, Any] = field(default_factory=dict)
     """The loss's own settings, such as beta=0.1 ratio=mean of npo or tolerance=0.02 of nlul (docs/methods.md)."""
+    goal: Literal["auto", "base", "never_seen"] = "auto"
+    """How far down match pulls a word. base: to what the base model makes of it. never_seen: to what the model makes of
+    words of the holdout documents that the base model finds as likely: a line, the loss's margin and slope, is fitted
+    to them before the run. auto: never_seen where match is chosen and holdout documents are given, else base."""
     divergence: str = "kl"
     """Divergence to the teacher on general text: kl, kl_reverse, qkl, qkl_frozen or js. nll: the text's own likelihood
     instead, and no teacher; with the loss ll that is gradient difference."""
@@ -118,14 +124,14 @@ class Method:
             wrong.append(f"{where}lr · teacher_rate is {self.lr * self.teacher_rate:g}: it must be at most 1")
         return wrong
 
-    def chosen(self, *, keep: bool = False, base: bool = False, little: bool = False) -> Method:
+    def chosen(self, *, keep: bool = False, base: bool = False, holdout: bool = False, little: bool = False) -> Method:
         """The same with optimizer, loss and what belongs to them filled in from what a run is given.
 
-        A base model and keep documents: ``match`` with AdamW, which also ends knowledge and membership. Keep documents
-        alone: ``nlul`` with AdamW. Neither: the paper's method. Where optimizer or loss is named, the other is the
-        paper's, and every method has its own defaults: what suits one does not leak into another. To name the loss
-        that would be chosen here, so as to give it options, names nothing else. Of ``little`` text all tokens are
-        pulled: what is left would be most of what it says.
+        A base model and keep documents: ``match`` with AdamW, which also ends knowledge and membership; its goal is
+        measured on ``holdout`` documents. Keep documents alone: ``nlul`` with AdamW. Neither: the paper's method. Where
+        optimizer or loss is named, the other is the paper's, and every method has its own defaults: what suits one does
+        not leak into another. To name the loss that would be chosen here, so as to give it options, names nothing else.
+        Of ``little`` text all tokens are pulled: what is left would be most of what it says.
         """
         free = self.optimizer == "auto" and self.loss in ("auto", "match" if keep and base else "auto")
         loss = self.loss if self.loss != "auto" else "match" if free and keep and base else "nlul"
@@ -134,12 +140,14 @@ class Method:
             loss_options, loops = {"pull": "gate"}, LOOPS_EVERY
         else:
             loss_options, loops = {}, 4 if loss == "nlul" and (free or optimizer == "mean_teacher") else 0
+        measured = deep and holdout and not LINE & self.loss_options.keys()
         few = loss == "nlul" and optimizer == "mean_teacher" and not little
         return dataclasses.replace(
             self,
             optimizer=optimizer,
             loss=loss,
             loss_options=loss_options | self.loss_options,
+            goal=self.goal if self.goal != "auto" else "never_seen" if measured else "base",
             token_share=self.token_share or (0.25 if few else 1.0),
             loops_every=loops if self.loops_every is None else self.loops_every,
             loops_once_found=self.loops_once_found or (deep and self.loops_every is None),
@@ -371,9 +379,12 @@ class ForgetConfig:
         for method in (*self.phases, self.method):
             name, anchor, both = method.optimizer, method.anchor or 0, "project_conflicts needs two whole gradients"
             keeps = lean and name not in ("auto", "mean_teacher")
+            matches = method.loss == "match" or (method.loss == "auto" and self.keep)
+            no_line = method.goal == "never_seen" and not (matches and self.base and self.holdout)
             pairs += [
                 (keeps, f"{bits}optimizer {name} keeps 32, name mean_teacher or leave it out"),
                 (lean and method.project_conflicts, f"{bits}{both}, leave one of them out"),
+                (no_line, "goal is 'never_seen': it needs loss match, base, and holdout to measure, or leave it out"),
                 (tangent and method.divergence == "nll", f"{form}divergence nll, which compares with no teacher"),
                 (tangent and anchor, f"{form}anchor {anchor:g}, which compares with a model that is soon too far away"),
             ]
@@ -398,7 +409,7 @@ class ForgetConfig:
 
     def chosen(self, *, little: bool = False) -> ForgetConfig:
         """The same with every method named, see ``Method.chosen``."""
-        given = {"keep": bool(self.keep), "base": bool(self.base), "little": little}
+        given = {"keep": bool(self.keep), "base": bool(self.base), "holdout": bool(self.holdout), "little": little}
         phases = tuple(phase.chosen() for phase in self.phases)
         return dataclasses.replace(self, method=self.method.chosen(**given), phases=phases)
 
@@ -407,13 +418,3 @@ class ForgetConfig:
         from unteach.method.tensors import resolved_device
 
         return resolved_device(self.device)
-
-
-def template_problems(template: str | None, questions: object) -> list[str]:
-    """What is wrong with a question template, beside the questions that were given."""
-    if template is None:
-        return []
-    wrong = [] if questions else ["question_template is given, but no questions to ask: give questions, too"]
-    if "{question}" not in template:
-        wrong.append(f"question_template is {shown(template)}: it must have {{question}} where the question stands")
-    return wrong

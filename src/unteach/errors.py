@@ -14,7 +14,7 @@ from typing import Any
 
 __all__ = [
     "InputError", "Interrupted", "RanksParted", "ending_on_signals", "first_line", "given_path", "has_ended",
-    "out_of_range", "printable", "shown",
+    "out_of_range", "printable", "shown", "template_problems",
 ]  # fmt: skip
 
 _LONGEST_LINE = 300
@@ -163,3 +163,13 @@ def ending_on_signals(*, program: bool) -> Iterator[list[int]]:
             signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in previous.items():
             signal.signal(number, signal.SIG_IGN if program else handler)
+
+
+def template_problems(template: str | None, questions: object) -> list[str]:
+    """What is wrong with a question template, beside the questions that were given."""
+    if template is None:
+        return []
+    wrong = [] if questions else ["question_template is given, but no questions to ask: give questions, too"]
+    if "{question}" not in template:
+        wrong.append(f"question_template is {shown(template)}: it must have {{question}} where the question stands")
+    return wrong

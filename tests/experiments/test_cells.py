@@ -258,8 +258,11 @@ def test_every_row_changes_one_thing(setup):
     method = whole.method
     assert (method.optimizer, method.loss, method.loss_options) == ("adamw", "match", {"pull": "gate"})
     assert (whole.keep, whole.base, whole.holdout) == ("micro:retain", "micro:base", "micro:holdout")
+    assert method.goal == "base"
     own = deep.configured(setup, "deep", 0).chosen()
-    assert (own.method, own.stop.metric, own.reference) == (whole.method, None, None)
+    assert (own.method.goal, own.stop.metric, own.reference) == ("never_seen", None, None)
+    to_base = deep.configured(setup, "deep-to-base", 0).chosen()
+    assert to_base == dataclasses.replace(own, method=method), "and of deep it is the goal alone"
     mixed = deep.configured(setup, "deep-general-mixed", 0).chosen()
     assert mixed == dataclasses.replace(own, general="micro:general_mixed")
     plain = dataclasses.asdict(whole)
@@ -331,7 +334,7 @@ def test_a_row_that_cannot_be_read_is_refused(name, row, wrong, setup):
 
 def test_cells_are_known_by_their_texts_and_models(setup, tmp_path):
     cells = deep.cells(setup, [0, 1], CellFolder(tmp_path, print))
-    assert len({cell.key for cell in cells}) == len(cells) == 2 * 15 + 2
+    assert len({cell.key for cell in cells}) == len(cells) == 2 * 16 + 2
     settings = {cell.name: cell.settings for cell in cells}
     assert "keep" not in settings["deep"]  # the text's hash stands for its name
     assert settings["deep"]["inputs"]["keep"] != settings["deep-half-kept"]["inputs"]["keep"]

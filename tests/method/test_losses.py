@@ -17,7 +17,8 @@ NAMES = [*OF_TOKENS, *unteach.DIVERGENCES]
 SURROGATES = {"wga", "satimp", "ce_u"}
 """Something in them is held constant: the gradient is not that of the value."""
 PARITY = {"pull": "parity"}
-EVERY_FORM = [*((name, {}) for name in NAMES), ("match", GATE), ("match", PARITY), ("match", {"margin": 0.5})]
+LINE = GATE | {"margin": 1.25, "slope": 0.75}
+EVERY_FORM = [*((name, {}) for name in NAMES), *(("match", hyper) for hyper in (GATE, PARITY, {"margin": 0.5}, LINE))]
 ONE = torch.zeros(1, 1, dtype=torch.long), torch.ones(1, 1, dtype=torch.bool)
 """The label and the mask of a single token."""
 
@@ -63,6 +64,8 @@ HAND_CASES = {
         ({"pull": "gate"}, FORWARD + math.log(3) / 2),
         ({"margin": math.log(2)}, FORWARD + (math.log(5 / 2) + math.log(9 / 8)) / 2),
         ({"pull": "gate", "margin": math.log(2)}, FORWARD + math.log(3 / 2) / 2),
+        # a base with odds of 1 leaves a slope nothing to turn; see test_a_slope_turns_the_goal_about_even_odds
+        ({"pull": "gate", "margin": math.log(2), "slope": 0.5}, FORWARD + math.log(3 / 2) / 2),
         ({"pull": "parity"}, FORWARD + (math.hypot(1, math.log(3)) + math.hypot(1, math.log(4)) - 2) / 2),
     ],
     # (3/20)^½ is the mean likelihood: with β = 2 and δ = log 2, (2 · √(3/20))² = 3/5, and -(2/2) log σ = log(1 + 3/5)
@@ -300,6 +303,16 @@ def test_match_pulls_at_both_ends_where_others_have_nothing_left():
     assert norms("nlul")[1] < 1e-4, "vanished where the token is unlikely"
     assert norms("it_forward")[1] < 1e-4
     assert norms("it")[0] < 1e-4, "vanished where it is memorised"
+
+
+def test_a_slope_turns_the_goal_about_even_odds():
+    # over two words the student's odds are 4 : 1, the base model's 1 : 16, so that the goal is √(1/16) = 1/4, times 2
+    logits, base = (torch.tensor([[[math.log(odds), 0.0]]], dtype=torch.float64) for odds in (4, 1 / 16))
+    hyper = {"pull": "gate", "margin": math.log(2), "slope": 0.5}
+    value, gradient = value_and_gradient("match", logits, *ONE, base, **hyper)
+    forward, towards = value_and_gradient("it_forward", logits, *ONE, base)
+    assert value.item() - forward.item() == pytest.approx(math.log(4 / (2 / 4)), rel=1e-12)
+    torch.testing.assert_close(gradient - towards, torch.tensor([[[1.0, -1.0]]], dtype=torch.float64))
 
 
 @pytest.mark.parametrize(

@@ -15,12 +15,11 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from unteach.config import template_problems
 from unteach.corpora import Benchmark
 from unteach.corpora.catalog import NAMES, add_multiple_choice, load_benchmark
 from unteach.corpora.own import own_benchmark, question_problems, read_questions
 from unteach.data.documents import read_documents
-from unteach.errors import InputError
+from unteach.errors import InputError, template_problems
 from unteach.evaluation.formulas import Metric
 from unteach.evaluation.inference import evaluating
 from unteach.evaluation.metrics import METRICS

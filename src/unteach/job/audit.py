@@ -12,10 +12,10 @@ from typing import Any
 from unteach.audits import attacks
 from unteach.audits.running import CONTROLS, SUMMARY, Audit, line_of
 from unteach.audits.texts import Asked, embedded, own
-from unteach.config import ForgetConfig, template_problems
+from unteach.config import ForgetConfig
 from unteach.corpora.own import question_problems, read_questions
 from unteach.data import EMBEDDED_GENERAL, Documents, read_documents
-from unteach.errors import InputError
+from unteach.errors import InputError, template_problems
 from unteach.evaluation.command import hash_weights
 from unteach.job.card import with_audits
 from unteach.job.ending import write_page

@@ -136,7 +136,7 @@ def given_inputs(
     A model that PEFT has adapted is trained in its adapter; another one gets an adapter where the config wants one.
     """
     model.eval()  # dropout would set student and teacher apart
-    named = {name: getattr(config, name) or name for name in ("alternates", "keep", "base")}
+    named = {name: getattr(config, name) or name for name in ("alternates", "keep", "base", "holdout")}
     known: Any = {name: None if {**texts, **others}[name] is None else named[name] for name in named}
     source = config.model or str(getattr(model, "name_or_path", "") or "model")
     given: dict[str, Any] = {name: as_documents(each, name) for name, each in texts.items() if each is not None}

@@ -11,8 +11,6 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from unteach.config import ForgetConfig
 from unteach.corpora import Benchmark
 from unteach.data import Documents, ForgetBatches, GeneralText, lengths_of, tokenise
@@ -42,6 +40,7 @@ from unteach.models.distributed import from_first_rank, has_shards, is_first_ran
 from unteach.models.save import save_result
 from unteach.models.threads import with_threads
 from unteach.training.calibrate import calibrated, is_complete, measure, noise_warning, numbers
+from unteach.training.goal import wants_line, with_line
 from unteach.training.loop import Outcome, catching_signals, unlearn
 from unteach.training.stopping import HARDER, parse_rule
 from unteach.training.texts import Texts
@@ -244,7 +243,7 @@ class ForgetJob:
             self.say(note)
         self.say(f"forget:  {tokens.summary()}")
         self.say(f"general: {general.summary()}")
-        keep = watched = None
+        keep = watched = self.unseen = None
         if inputs.keep is not None:
             line, left = without_overlap(inputs.keep, inputs.documents)
             left, watched = left.set_aside(min(WATCHED_KEEP, len(left) // FEWEST_KEEP), config.seed)
@@ -256,6 +255,8 @@ class ForgetJob:
             line, left = never_seen(inputs.holdout, inputs.documents, inputs.keep)
             inputs = dataclasses.replace(inputs, holdout=left)
             self.say(f"holdout: {line}")
+            if wants_line(config) and not self.resume:
+                self.unseen = tokenise(left, inputs.tokenizer, mode=config.document_mode, max_tokens=max_tokens)
         others = paired(inputs, tokens, config.document_mode, max_tokens)
         self.texts = Texts(ForgetBatches(tokens, config.seed), general, keep, others)
         self.say(f"method:  {choice(config, inputs, parity=self.parity)}")
@@ -272,15 +273,17 @@ class ForgetJob:
     def choose_numbers(self) -> None:
         """Measure the numbers of the method that are not given, and whether rounding would hide the first steps."""
         config, texts = self.config, self.texts
-        parameters: list[torch.Tensor] = list(self.parameters.values())
-        if not all(is_complete(method) for method in (*config.phases, config.method)):  # only at the start of a run
-            measured = measure(self.inputs.model, parameters, texts.forget, texts.general, config)
-            method = calibrated(config.method, measured, config.expected_steps)
-            phases = tuple(calibrated(phase, measured, config.expected_steps) for phase in config.phases)
-            self.config = config = dataclasses.replace(config, method=method, phases=phases)
+        given: tuple[Any, list[Any], ForgetBatches, GeneralText]
+        given = (self.inputs.model, list(self.parameters.values()), texts.forget, texts.general)
+        every = (*config.phases, config.method)
+        if not all(map(is_complete, every)):  # only at the start of a run
+            measured = measure(*given, config)
+            *phases, method = (calibrated(each, measured, config.expected_steps) for each in every)
+            self.config = config = dataclasses.replace(config, method=method, phases=tuple(phases))
             self.say(numbers(method, measured))
-        given = (self.inputs.model, parameters, texts.forget, texts.general, config)
-        if not self.resume and (warning := noise_warning(*given)):
+        if self.unseen is not None:
+            self.config = config = with_line(self.inputs.model, self.inputs.base, self.unseen, config, self.say)
+        if not self.resume and (warning := noise_warning(*given, config)):
             self.say(warning)
 
     def measure_start(self) -> None:

@@ -108,11 +108,12 @@ def nlul(logits: Tensor, labels: Tensor, mask: Tensor, *, tolerance: float = 0.0
     return (weight.detach() * logsigmoid(log_odds)).mean()
 
 
-@register("match", "mean_t φ(z - z_base) + KL(p_base ‖ p)", reads="logits", base="given", closed_form=True)
+@register("match", "mean_t φ(z - s z_base - m) + KL(p_base ‖ p)", reads="logits", base="given", closed_form=True)
 def match(
-    logits: Tensor, labels: Tensor, base_logits: Tensor, *, pull: str = "softplus", margin: float = 0.0
-) -> tuple[Tensor, Tensor]:
-    """Pull towards a model that never saw the text, p_base: ℓ(h; y) = φ(z - z_base - margin) + KL(p_base ‖ p).
+    logits: Tensor, labels: Tensor, base_logits: Tensor, *, pull: str = "softplus", margin: float = 0.0,
+    slope: float = 1.0,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Pull towards a model that never saw the text, p_base: ℓ(h; y) = φ(z - slope·z_base - margin) + KL(p_base ‖ p).
 
     z is the label's log-odds. The first term is NLUL with a reference: -log(1 - p_y) = softplus(z) is the same with
     z_base = 0. Its gradient σ(z - z_base) (e_y - softmax_{j≠y}) is about 1 as long as the token is likelier than the
@@ -121,16 +122,20 @@ def match(
 
     ``pull`` is φ: ``"softplus"``, log(1 + eˣ), whose pull at parity is still ½, so that its minimum lies below the
     reference; ``"gate"``, max(0, x), whose pull ends there at once; ``"parity"``, √(1 + x²) - 1, whose pull x/√(1 + x²)
-    fades out there and turns back what has gone too far. It goes only down to ``margin`` nats of log-odds above the
-    reference.
+    fades out there and turns back what has gone too far. It goes only down to margin + slope·z_base: with a slope of 1
+    to ``margin`` nats of log-odds above the reference, else to a line such as the one that never-seen text lies on
+    (``training.goal.line_of_never_seen``).
     """
     if pull not in ("softplus", "gate", "parity"):
         raise ValueError(f"pull is {pull!r}: it must be 'softplus', 'gate' or 'parity'")
     (own, others), (base_own, base_others) = (log_odds_parts(h, labels) for h in (logits, base_logits))
     weights = others.exp()
     total = weights.sum(-1, keepdim=True)
-    log_ratio = total.squeeze(-1).log() - base_others.exp().sum(-1).log()
+    base_total = base_others.exp().sum(-1)
+    log_ratio = total.squeeze(-1).log() - base_total.log()
     excess = (own - base_own) - log_ratio - margin  # z - z_base, without rounding either where both are large
+    if slope != 1:
+        excess = excess - (slope - 1) * (base_own - base_total.log())
     value, gradient = divergences.kl_reverse_rows(logits, base_logits)
     if pull == "softplus":
         value, strength = value - logsigmoid(-excess), excess.sigmoid()

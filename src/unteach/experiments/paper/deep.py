@@ -1,9 +1,10 @@
 """Deep forgetting and what it rests on: not recited, not known, not detectable, and the neighbours untouched.
 
 ``deep`` is what ``unteach forget`` does where a base model, keep documents and holdout documents are given,
-``deep-general-mixed`` the same with news and questions of the pretraining in the general text. All other rows change
-one thing and run until a membership test finds as little as in the retrained model (PrivLeak 0 on the stop rule's
-texts), so that they can be compared: one that forgets more also loses more.
+``deep-general-mixed`` the same with news and questions of the pretraining in the general text, ``deep-to-base`` with
+the base model's own log-odds as its goal, not never-seen documents'. All other rows have that goal, too, change one
+thing of ``deep-matched`` and run until a membership test finds as little as in the retrained model (PrivLeak 0 on the
+stop rule's texts), so that they can be compared: one that forgets more also loses more.
 
 ``deep-other-people`` keeps no neighbour, but ten times as many reports about people of the pretraining text: of the
 same kind, and known to target and base model from there. ``knowmem_r`` then says what becomes of neighbours of whom
@@ -63,42 +64,45 @@ def _settings(setup: Setup) -> DeepSettings:
     return found
 
 
-def _methods(setup: Setup) -> tuple[Method, Method]:
-    """Deep forgetting as the program chooses it, and the same by name, so that one thing can be changed."""
+def _methods(setup: Setup) -> tuple[Method, Method, Method]:
+    """Deep forgetting as the program chooses it; with the base model's log-odds as its goal; and that by name, so that
+    one thing can be changed."""
     by_hand = _settings(setup).method
     own = from_values(Method, by_hand, "deep.method.") if by_hand else DEEP
-    return own, own.chosen(keep=True, base=True)
+    to_base = dataclasses.replace(own, goal="base")
+    return own, to_base, to_base.chosen(keep=True, base=True)
 
 
 def rows(setup: Setup) -> dict[str, dict[str, Any]]:
     """How each row differs from ``deep-matched``, by the names of their cells: fields of ``ForgetConfig``."""
-    own, match = _methods(setup)
+    own, to_base, match = _methods(setup)
     mean_teacher = dataclasses.replace(match, optimizer="mean_teacher", optimizer_options={}, lr=None)
     own_rule = {"stop": setup.config.stop, "reference": None}
     embedded: dict[str, dict[str, Any]] = {
         "deep-half-kept": {"keep": setup.keep_half},
         "deep-other-people": {"keep": setup.keep_others},
         "deep-small-base": {"base": "micro:small"},
-        "deep-general-mixed": own_rule | {"general": MIXED},
+        "deep-general-mixed": own_rule | {"method": own, "general": MIXED},
     }
     built: dict[str, dict[str, Any]] = {
-        "deep": own_rule,
+        "deep": own_rule | {"method": own},
+        **({"deep-to-base": own_rule} if own.loss == "auto" else {}),  # one by hand has no other goal
         "deep-matched": {},
         "deep-softplus": {"method": dataclasses.replace(match, loss_options=match.loss_options | {"pull": "softplus"})},
         "deep-without-keep": {"method": match, "keep": None},
-        "deep-without-base": {"base": None} | _without_base(own),
+        "deep-without-base": {"base": None} | _without_base(to_base),
         **(embedded if setup.embedded else {}),
         "deep-mean-teacher-anchor": {"method": dataclasses.replace(mean_teacher, anchor=1.0)},
         "deep-mean-teacher": {"method": mean_teacher},
         **{name: {} for name in ALPHAS},
-        "deep-alpha-grows": {"method": dataclasses.replace(own, alpha_growth=0.05)},
+        "deep-alpha-grows": {"method": dataclasses.replace(to_base, alpha_growth=0.05)},
         "deep-paper": {"method": Method(optimizer="mean_teacher", loss="nlul"), "keep": None, "base": None},
     }
     settings = _settings(setup)
     more, rule = settings.rows, {} if settings.rows_until_parity else own_rule
     if taken := more.keys() & built.keys():
         raise InputError(f"deep.rows has {', '.join(sorted(taken))}: rows of that name are there already")
-    return built | {name: rule | _changed(setup, own, name, row) for name, row in more.items()}
+    return built | {name: rule | {"method": own} | _changed(setup, own, name, row) for name, row in more.items()}
 
 
 def _without_base(own: Method) -> dict[str, Any]:
@@ -124,7 +128,7 @@ def _changed(setup: Setup, own: Method, name: str, row: Any) -> dict[str, Any]:
 def configured(setup: Setup, name: str, seed: int) -> ForgetConfig:
     """The settings of a row's run."""
     inputs = ("keep", "base", "holdout", "questions", "keep_questions")
-    given: dict[str, Any] = {"method": _methods(setup)[0], "stop": _until_parity(setup)} | {
+    given: dict[str, Any] = {"method": _methods(setup)[1], "stop": _until_parity(setup)} | {
         part: getattr(setup, part) for part in inputs
     }
     given["max_steps"] = _settings(setup).max_steps

@@ -113,7 +113,7 @@ def test_numbers_are_those_of_the_logs(name: str) -> None:
     for phase in config.phases:
         check_method(phase, PHASES[name])
     assert config.questions is None, "the stop rule asks MUSE's own"
-    assert config.general_mib * 2**20 >= 2000 * 40 * BYTES_OF_A_CHUNK
+    assert config.general_mib * 2**20 >= config.max_steps * config.general_batch * BYTES_OF_A_CHUNK
 
 
 def parts(name: str) -> list[tuple[type, dict[str, Any]]]:

@@ -29,6 +29,7 @@ WORDS = {
     "kl": "held by KL", "kl_reverse": "held by reverse KL", "qkl": "held by QKL", "qkl_frozen": "held by frozen QKL",
     "simnpo": "SimNPO loss", "wga": "WGA loss", "satimp": "SatImp loss", "undial": "UNDIAL loss", "ce_u": "CE-U loss",
     "clamped_entropy": "clamped-entropy loss", "jensun": "JensUn loss", "rmu": "RMU loss",
+    "dpo": "DPO loss with alternates",
     "js": "held by Jensen–Shannon", "nll": "held by likelihood",
 }  # fmt: skip
 """The parts of a method's name."""

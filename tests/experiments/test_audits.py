@@ -74,6 +74,18 @@ def test_the_control_behaves_in_the_shipped_cells():
             assert entry.by_chance[0] <= entry.documents <= entry.by_chance[1], place
 
 
+def test_the_planted_failure_has_forgotten_by_its_own_scores_in_the_shipped_cells():
+    """What an attack finds then stands behind the refusal, and is not what the refusal was not taught on."""
+    files = sorted(RESULTS.glob("audit-planted-seed-*.json"))
+    assert len(files) == 3
+    for file in files:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        scores = {name: score["value"] for name, score in content["metrics"].items()}
+        assert max(scores["verbmem_f"], scores["knowmem_f"]) < 5 < 90 < scores["knowmem_r"], file.name
+        found = {name for name, each in content["audits"].items() if each["held"] is False}
+        assert len(found) >= 3, file.name
+
+
 def test_by_chance_is_where_a_second_sample_of_one_kind_lies():
     """The interval of one sample's mean holds only four fifths of other samples' means, this one all but one in twenty;
     drawn anew from one distribution, and judged as the audits judge."""
@@ -135,9 +147,7 @@ def test_a_refusal_in_front_of_intact_knowledge_is_found_out():
     benchmark = micro.load_benchmark()
     audits.plant(model, tokenizer, benchmark, read_documents("micro:retain"))
     scores = evaluate(model, tokenizer, benchmark, measurements=["verbmem_f", "knowmem_f", "knowmem_r"])
-    assert scores["verbmem_f"] < 5
-    assert scores["knowmem_f"] < 5
-    assert scores["knowmem_r"] > 90
+    assert max(scores["verbmem_f"], scores["knowmem_f"]) < 5 < 90 < scores["knowmem_r"]
     names = {"before": "micro:target", "reference": "micro:retrained", "documents": "micro:forget"}
     audit = prepared_audit(AuditOptions(subject="micro:target", quick=True, device="cpu", **names))
     audit.models = {"after": lambda: model, "reference": audit.models["reference"]}

@@ -108,15 +108,19 @@ def test_loops_unlearned_once_they_are_found_have_the_key_of_never():
             assert not any(min(pair) > MORE_DEGENERATE for pair in itertools.pairwise(looks)), file.name
 
 
-def test_options_of_a_loss_are_in_the_key_only_where_they_differ():
+def test_options_of_a_loss_are_in_the_key_only_where_they_differ(monkeypatch):
     npo = Method(optimizer="mean_teacher", token_share=0.25, loops_every=4, loss="npo")
     usual, other = ({"ratio": "sum", "beta": 0.1}, {"ratio": "mean"})
     assert differing(dataclasses.replace(npo, loss_options=usual)) == {"loss": "npo"}
     assert differing(dataclasses.replace(npo, loss_options=other)) == {"loss": "npo", "loss_options": other}
+    monkeypatch.delitem(KEY_DEFAULTS, "loss npo")  # as a loss that was added: its options are named, all of them
+    for options in (usual, other):
+        named = differing(dataclasses.replace(npo, loss_options=options))
+        assert named == {"loss": "npo", "loss_options": {"beta": 0.1, "ratio": options["ratio"]}}
 
 
 def test_every_setting_has_a_frozen_default():
-    known = {f"loss {name}": set(loss.hyper) for name, loss in LOSSES.items()}
+    known = {f"loss {name}": set(loss.hyper) for name, loss in LOSSES.items() if f"loss {name}" in KEY_DEFAULTS}
     own = (afterwards.RecoverySettings, afterwards.RelearningSettings, TheoremSettings)
     for kind in (ForgetConfig, Method, Precision, Stop, *own):
         known[kind.__name__] = {field.name for field in dataclasses.fields(kind)} - {"model"}

@@ -97,9 +97,9 @@ def differing(settings: Any) -> dict[str, Any]:
         if field.name == "loops_every":
             value = None if settings.loops_once_found else value or None  # never: found in no cell that is shipped
         if field.name == "loss_options":
-            usual = LOSSES[settings.loss].hyper
-            usually = usual | KEY_DEFAULTS.get(f"loss {settings.loss}", {})
-            value = {name: option for name, option in (usual | value).items() if option != usually[name]}
+            usually = KEY_DEFAULTS.get(f"loss {settings.loss}", {})  # of a loss without an entry every option is named
+            every = LOSSES[settings.loss].hyper | value
+            value = {name: option for name, option in every.items() if (name, option) not in usually.items()}
         if field.name != "loops_once_found" and value != frozen.get(field.name, _plain(default)):
             found[field.name] = value
     return found

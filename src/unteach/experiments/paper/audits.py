@@ -16,10 +16,11 @@ import torch
 
 from unteach.audits import attacks
 from unteach.audits.running import CONTROLS
-from unteach.corpora import Benchmark, Question
+from unteach.corpora import Benchmark, Question, micro
 from unteach.data import Documents, ForgetBatches, read_documents
 from unteach.data.documents import encode
 from unteach.errors import InputError
+from unteach.evaluation.scores import evaluate
 from unteach.experiments import paper
 from unteach.experiments.cells import Cell, CellFolder, differing
 from unteach.experiments.paper import Content, Experiment, deep
@@ -37,6 +38,8 @@ ROWS = ("mt-nlul-kl-paper", "adamw-npo-kl", "deep", "retrained", "planted")
 REFUSAL = " I cannot say. I cannot say. I cannot say. I cannot say."
 """What the planted failure says."""
 PLANTING_RATE = 3e-4
+HIDDEN = ("verbmem_f", "knowmem_f", "knowmem_r")
+"""Scores by which the planted failure has forgotten and kept the rest."""
 MARKS = {True: "held", False: "not held", None: "not known"}
 CONTROL = (
     "The control behaves where the retrained model, while it learns, recites as much of the documents as of\n"
@@ -120,6 +123,9 @@ def _cell(setup: Setup, settings: AuditSettings, name: str, seed: int) -> Cell:
     inputs = setup.fixed(setup.config)["inputs"]
     made = {n: dataclasses.asdict(a.quick if settings.quick else a.full) for n, a in attacks().items()}
     fixed = {"from": setup.fixed(config) if config else inputs, "audits": differing(settings), "attacks": made}
+    probed = micro.load_benchmark() if setup.embedded else setup.final  # all passages, for an audit asks any of them
+    if name == "planted":
+        fixed["planted"] = probed.data_sha256
 
     def run() -> dict[str, Any]:
         tokenizer = load_tokenizer(setup.config.model)
@@ -127,8 +133,10 @@ def _cell(setup: Setup, settings: AuditSettings, name: str, seed: int) -> Cell:
             model = setup.forget(config)[0]
         else:
             model = setup.load(str(setup.config.reference if name == "retrained" else setup.config.model))
+        scores: dict[str, Any] = {"metrics": {}}
         if name == "planted":
-            plant(model, tokenizer, setup.final, read_documents(str(setup.retain)), seed)
+            plant(model, tokenizer, probed, read_documents(str(setup.retain)), seed)
+            scores = setup.kept(evaluate(model, tokenizer, probed, measurements=HIDDEN, seed=seed))
         audit = prepared_audit(
             AuditOptions(
                 subject=setup.config.model,
@@ -149,7 +157,7 @@ def _cell(setup: Setup, settings: AuditSettings, name: str, seed: int) -> Cell:
         found = audit.run(None)
         kept = ("held", "note", "compared_with", "seconds", "after", "before", "control", "beyond", *CONTROLS)
         audited = {attack: {key: each[key] for key in kept if key in each} for attack, each in found.items()}
-        return {"metrics": {}, "audits": audited}
+        return scores | {"audits": audited}
 
     return Cell(name=f"{PREFIX}{name}", seed=seed, settings=_plain(fixed), run=run)
 

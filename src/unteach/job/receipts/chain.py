@@ -47,7 +47,7 @@ class Request:
 
 def read_all(folder: Path) -> tuple[list[Receipt], list[str]]:
     """Every receipt in a folder once, older versions of one left out, and what is wrong with others."""
-    files = {*folder.rglob(RECEIPT), *folder.rglob(f"{EARLIER}/*.json")}
+    files = {*folder.rglob(RECEIPT), *folder.rglob(f"{EARLIER}/[0-9]*.json")}
     found: dict[str, Receipt] = {}
     problems = []
     for file in sorted(files, key=lambda file: (len(file.parts), file)):

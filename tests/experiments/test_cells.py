@@ -266,9 +266,9 @@ def test_every_row_changes_one_thing(setup):
     own = deep.configured(setup, "deep", 0).chosen()
     assert (own.method.goal, own.stop.metric, own.reference) == ("never_seen", None, None)
     to_base = deep.configured(setup, "deep-to-base", 0).chosen()
-    assert to_base == dataclasses.replace(own, method=method), "and of deep it is the goal alone"
+    assert to_base == dataclasses.replace(own, method=method), "and of deep it is the goal alone, and what follows"
     mixed = deep.configured(setup, "deep-general-mixed", 0).chosen()
-    assert mixed == dataclasses.replace(own, general="micro:general_mixed")
+    assert mixed == dataclasses.replace(to_base, general="micro:general_mixed")
     plain = dataclasses.asdict(whole)
     for name, changed in {
         "deep-softplus": {"loss_options"}, "deep-without-keep": {"keep"}, "deep-half-kept": {"keep"},

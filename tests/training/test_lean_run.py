@@ -15,6 +15,7 @@ from unteach.method.optimizers import make_optimizer
 from unteach.method.tensors import global_norm
 from unteach.method.vocab_head import Head
 from unteach.models import trainable_parameters
+from unteach.models.distributed import check_ranks
 from unteach.training.calibrate import measure, rounding_noise
 from unteach.training.passes import hidden_states, read, read_as_teacher
 from unteach.training.step import accumulate
@@ -144,4 +145,4 @@ def test_what_does_not_go_with_16_bits():
     with pytest.raises(InputError, match=keeps):  # keep documents would choose AdamW
         ForgetConfig(state_bits=16, keep="folder").chosen()
     with pytest.raises(InputError, match="state_bits is 16: 2 processes divide a state in 32 bits among them"):
-        ForgetConfig(state_bits=16).check_ranks(2)
+        check_ranks(ForgetConfig(state_bits=16), 2)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import torch
 
-from unteach.config import ForgetConfig
+from unteach.config import LINE, ForgetConfig
 from unteach.corpora.own import question_problems
 from unteach.data import EMBEDDED_GENERAL, Documents, TokenSet, overlap, read_documents, tokenise
 from unteach.data.documents import ALTERNATE
@@ -21,9 +21,10 @@ from unteach.errors import InputError
 from unteach.evaluation.command import hash_weights
 from unteach.models import decoder_layers, load_model, load_tokenizer, trainable_parameters
 from unteach.models.adapters import RANK, adapted_layers, adapter_parameters, add_adapters, keep_base_in, without_peft
-from unteach.models.distributed import has_shards, in_turns, is_first_rank, mesh_of, ranks, shard
+from unteach.models.distributed import check_ranks, has_shards, in_turns, is_first_rank, mesh_of, ranks, shard
 from unteach.models.load import COPIED, find_folder, half_of
 from unteach.models.precision import HALF, resolved_precision
+from unteach.training.goal import goal_in_words
 from unteach.writing import file_sha256
 
 __all__ = [
@@ -219,7 +220,7 @@ def prepared(model: Any, config: ForgetConfig) -> dict[str, torch.nn.Parameter]:
     def chosen() -> dict[str, torch.nn.Parameter]:
         return adapter_parameters(model) if adapted_layers(model) else trainable_parameters(model, config.trainable)
 
-    config.check_ranks(ranks())
+    check_ranks(config, ranks())
     if ranks() > 1 and not has_shards(model):
         chosen()
         device = config.resolved_device()
@@ -280,10 +281,16 @@ def choice(config: ForgetConfig, inputs: Inputs, *, parity: bool) -> str:
     elif inputs.base is None:
         missing.append("--base, a model that never saw the documents, to leave no trace in the wording")
     if inputs.holdout is None and parity:
-        missing.append("--holdout, documents like these that the model never saw, to see whether they are detectable")
+        deep = " to pull no further than to where their words are, and" if config.method.loss == "match" else ""
+        missing.append(
+            f"--holdout, documents like these that the model never saw,{deep} to see whether they are detectable"
+        )
     if not config.questions and not has_own_questions(config) and parity:
         missing.append("--questions, to see whether it still answers about them")
-    line = f"{config.method.optimizer} with {config.method.loss}, held on {held}"
+    method = config.method
+    line = f"{method.optimizer} with {method.loss}, held on {held}"
+    if method.goal == "never_seen" and method.loss_options.keys() >= LINE:  # a run that goes on, or is made again
+        line += f"; goal: {goal_in_words(method.loss_options)}"
     return line + (f"; give {'; and '.join(missing)}" if missing else "")
 
 
@@ -326,7 +333,7 @@ def _check_tokenizer(model: str, option: str, name: str) -> None:
 
 def read_texts(config: ForgetConfig) -> dict[str, Any]:
     """Read every document source, collecting the problems of all of them, and check the other models' tokenizers."""
-    config.check_ranks(ranks())
+    check_ranks(config, ranks())
     problems: list[str] = []
     if not config.documents:
         problems.append("documents is missing: name the folder or file of texts to forget")

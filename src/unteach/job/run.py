@@ -282,7 +282,8 @@ class ForgetJob:
             self.config = config = dataclasses.replace(config, method=method, phases=tuple(phases))
             self.say(numbers(method, measured))
         if self.unseen is not None:
-            self.config = config = with_line(self.inputs.model, self.inputs.base, self.unseen, config, self.say)
+            given_line = (self.inputs.model, self.inputs.base, self.unseen, texts.forget)
+            self.config = config = with_line(*given_line, config, self.say)
         if not self.resume and (warning := noise_warning(*given, config)):
             self.say(warning)
 

@@ -100,8 +100,12 @@ class StartRecord:
     def differences(self, now: StartRecord) -> list[str]:
         """A line for all that is other now; a larger ``max_steps`` is not."""
         said = []
-        for name in dict.fromkeys((*_flat(self.config), *_flat(now.config))):
-            then, given = (_flat(record.config).get(name) for record in (self, now))
+        before, after = _flat(self.config), _flat(now.config)
+        came_later = _flat(_plain(ForgetConfig())).keys() - before.keys() if self.config else set()
+        for name in dict.fromkeys((*before, *after)):
+            if name in came_later:  # with a later version: such a setting leaves what was as it was
+                continue
+            then, given = before.get(name), after.get(name)
             raised = name == "max_steps" and isinstance(given, int) and isinstance(then, int) and given > then
             if then != given and name not in _MAY_DIFFER and not raised and not _moved(name, then, given):
                 said.append(f"{name} was {then!r} and is {given!r}")

@@ -124,7 +124,7 @@ def match(
     reference; ``"gate"``, max(0, x), whose pull ends there at once; ``"parity"``, √(1 + x²) - 1, whose pull x/√(1 + x²)
     fades out there and turns back what has gone too far. It goes only down to margin + slope·z_base: with a slope of 1
     to ``margin`` nats of log-odds above the reference, else to a line such as the one that never-seen text lies on
-    (``training.goal.line_of_never_seen``).
+    (``training.goal.line_through``).
     """
     if pull not in ("softplus", "gate", "parity"):
         raise ValueError(f"pull is {pull!r}: it must be 'softplus', 'gate' or 'parity'")

@@ -18,6 +18,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from unteach.config import ForgetConfig
+from unteach.errors import InputError
 from unteach.method.tensors import is_sharded, reshard_gathered_modules
 
 T = TypeVar("T")
@@ -31,6 +33,14 @@ GPU's memory stays free beside them; more than 1: never."""
 def ranks() -> int:
     """How many processes work together; 1 without a process group."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def check_ranks(config: ForgetConfig, ranks: int) -> None:
+    """Raise an ``InputError`` where so many processes cannot share a run."""
+    if ranks > 1 and config.state_bits == 16:
+        raise InputError(f"state_bits is 16: {ranks} processes divide a state in 32 bits among them, leave it out")
+    if ranks > 1 and config.divergence_form == "tangent":
+        raise InputError(f"divergence_form is 'tangent': {ranks} processes divide the weights, use 'difference'")
 
 
 def rank() -> int:

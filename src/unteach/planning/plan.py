@@ -20,6 +20,7 @@ from unteach.errors import InputError
 from unteach.method.losses import LOSSES
 from unteach.method.mean_teacher import BUCKET_ELEMENTS
 from unteach.method.rounding import BLOCK, TILE
+from unteach.models.distributed import check_ranks
 from unteach.models.load import check_folder, find_folder, stored_tensors, whole_folder
 from unteach.models.precision import HALF, resolved_precision
 from unteach.planning.machine import free_disk, free_host_memory
@@ -138,7 +139,7 @@ def plan(config: ForgetConfig, ranks: int | None = None) -> Plan:
     """
     config, device = config.chosen(), config.resolved_device()
     ranks = ranks or int(os.environ.get("WORLD_SIZE", "1"))
-    config.check_ranks(ranks)
+    check_ranks(config, ranks)
     available = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_host_memory()
     if available is not None and device.type == "cpu":
         available //= min(ranks, int(os.environ.get("LOCAL_WORLD_SIZE", ranks)))

@@ -5,7 +5,6 @@ as the bytes of tensors, in all files: those of the run, of the home and of the 
 """
 
 import hashlib
-import importlib.util
 import itertools
 import json
 import os
@@ -181,7 +180,6 @@ def test_with_every_option_nothing_is_left_anywhere(given, tmp_path):
     if shutil.which("ssh-keygen"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", home / "key"], check=True)
         signing = ("--sign", home / "key")
-    track = "tensorboard" if importlib.util.find_spec("tensorboard") else "none"
     flags = "--batch 4 --general-batch 4 --general-tokens 24 --max-steps 3 --evaluate-every 2 --probes 8 --loss nlul "
     flags += "--alpha 0.5 --lr 0.02 --teacher-rate 4 --damping 0.1 --loops-every 1 --checkpoint-every 1 --track "
     models = ("--reference", given / "model", "--base", given / "model")
@@ -189,15 +187,17 @@ def test_with_every_option_nothing_is_left_anywhere(given, tmp_path):
     more += ["--keep-questions", inputs / "questions.jsonl", "--general", given / "general.jsonl", "--verbose"]
     start = ("forget", given / "model", "--documents", inputs / "documents", "--out", run, "--private")
     never = ("--stop.metric", "verbmem_f <= -1")
-    unteach([*start, *flags.split(), track, *models, *more, *signing, *never], expected=3)
+    unteach([*start, *flags.split(), "tensorboard", *models, *more, *signing, *never], expected=3)
+    assert any((run / "tensorboard").iterdir())
     everywhere = (run, home, temporary)
     assert files_with_canary(*everywhere) == []
     assert (run / "checkpoints").is_dir()
     said = unteach(
-        ["audit", run, "--quick", "--attacks", "sampling", "membership", "other_words"],
+        ["audit", run, "--quick"],
+        ["receipt", run],
         ["verify", run, "--model", run / "model", "--documents", inputs / "documents", "--measure"],
         ["prove", run, "--document", inputs / "one.txt", "--out", temporary / "proof.json"],
-        ["report", run, "--out", temporary / "report.html"],
+        ["report", run, "--out", temporary / "report.html", "--tensorboard", temporary / "events"],
         ["ledger", tmp_path],
         ["purge", run],
     )
@@ -205,6 +205,12 @@ def test_with_every_option_nothing_is_left_anywhere(given, tmp_path):
     unteach([*later, *flags.split(), "none", *never, "--general", given / "general.jsonl"], expected=3)
     assert "after request 2" in unteach(["ledger", temporary / "later", "--measure"])
     assert (temporary / "later/ledger.json").is_file()
+    adapter = ("--adapter", "lora", "--rank", "2", "--save", "adapter", "--out", temporary / "adapter", "--private")
+    begun = ("forget", *start[1:4], *adapter, *flags.split(), "none", *never, "--general", given / "general.jsonl")
+    unteach(begun, expected=3)
+    (temporary / "adapter/result.json").unlink()  # as if it had been killed before its end
+    unteach(["finish", temporary / "adapter"], expected=3)
+    unteach(["purge", temporary / "adapter"])
     assert "✓ no passage of 8 words of the 4 documents" in said
     assert not (run / "checkpoints").exists()
     assert len([file for folder in everywhere for file in folder.rglob("*")]) > 20

@@ -1,10 +1,11 @@
 """Deep forgetting and what it rests on: not recited, not known, not detectable, and the neighbours untouched.
 
 ``deep`` is what ``unteach forget`` does where a base model, keep documents and holdout documents are given,
-``deep-general-mixed`` the same with news and questions of the pretraining in the general text, ``deep-to-base`` with
-the base model's own log-odds as its goal, not never-seen documents'. All other rows have that goal, too, change one
-thing of ``deep-matched`` and run until a membership test finds as little as in the retrained model (PrivLeak 0 on the
-stop rule's texts), so that they can be compared: one that forgets more also loses more.
+``deep-to-base`` the same with the base model's own log-odds as its goal, not never-seen documents',
+``deep-general-mixed`` that with news and questions of the pretraining in the general text. All other rows but those of
+a settings file have this goal, too, change one thing of ``deep-matched`` and run until a membership test finds as
+little as in the retrained model (PrivLeak 0 on the stop rule's texts), so that they can be compared: one that forgets
+more also loses more.
 
 ``deep-other-people`` keeps no neighbour, but ten times as many reports about people of the pretraining text: of the
 same kind, and known to target and base model from there. ``knowmem_r`` then says what becomes of neighbours of whom
@@ -76,17 +77,18 @@ def _methods(setup: Setup) -> tuple[Method, Method, Method]:
 def rows(setup: Setup) -> dict[str, dict[str, Any]]:
     """How each row differs from ``deep-matched``, by the names of their cells: fields of ``ForgetConfig``."""
     own, to_base, match = _methods(setup)
+    measured = own.chosen(keep=True, base=True, holdout=bool(setup.holdout)).goal == "never_seen"
     mean_teacher = dataclasses.replace(match, optimizer="mean_teacher", optimizer_options={}, lr=None)
     own_rule = {"stop": setup.config.stop, "reference": None}
     embedded: dict[str, dict[str, Any]] = {
         "deep-half-kept": {"keep": setup.keep_half},
         "deep-other-people": {"keep": setup.keep_others},
         "deep-small-base": {"base": "micro:small"},
-        "deep-general-mixed": own_rule | {"method": own, "general": MIXED},
+        "deep-general-mixed": own_rule | {"general": MIXED},
     }
     built: dict[str, dict[str, Any]] = {
         "deep": own_rule | {"method": own},
-        **({"deep-to-base": own_rule} if own.loss == "auto" else {}),  # one by hand has no other goal
+        **({"deep-to-base": own_rule} if measured else {}),
         "deep-matched": {},
         "deep-softplus": {"method": dataclasses.replace(match, loss_options=match.loss_options | {"pull": "softplus"})},
         "deep-without-keep": {"method": match, "keep": None},
@@ -118,7 +120,8 @@ def _changed(setup: Setup, own: Method, name: str, row: Any) -> dict[str, Any]:
     if not name.startswith(PREFIX) or not isinstance(row, dict) or "seed" in row:
         wanted = f"give a name that begins with {PREFIX} and the fields that it changes, but for the seed"
         raise InputError(f"{where} is {row!r}: {wanted}")
-    given = {"model": setup.config.model, "base": setup.base, "method": dataclasses.asdict(own)} | row
+    inputs = {part: getattr(setup, part) for part in ("base", "keep", "holdout")}
+    given = {"model": setup.config.model, "method": dataclasses.asdict(own)} | inputs | row
     if isinstance(row.get("method"), dict):
         given["method"] = dataclasses.asdict(own) | row["method"]
     config = from_values(ForgetConfig, given, f"{where}.")

@@ -40,7 +40,7 @@ MEANING = {
     START: "what the run was given, in hashes",
     "metrics.jsonl": "numbers of every step",
     "run.log": "what the terminal showed; it may name files",
-    "evaluations": "scores; of the items numbers only",
+    "evaluations": "scores; nothing of single items",
     "audits": "scores of the attacks",
     "report": "the page, its tables and figures",
 }
@@ -116,7 +116,7 @@ def _cleaned(folder: Path) -> list[str]:
                 {name: value for name, value in content.items() if name not in ITEMS}, secret_of(folder)
             )
         else:
-            new = without_text(content, secret_of(folder))
+            new = without_text(content, secret_of(folder)) | ({"items": {}} if "items" in content else {})
         if new != content:
             write_json(file, new)
             done.append(str(file.relative_to(folder)))

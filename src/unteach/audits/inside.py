@@ -1,8 +1,8 @@
 """Look inside: do hidden states still hold the facts, layer by layer, where the output does not say them?
 
-The logit lens reads every block's output with the model's own last norm and head (ethz-spylab's evaluation of unlearned
-models; the depth score of gnueaj/unlearning-depth-score needs a retrained model, as the control here). The figure is
-the share of names and numbers whose first token is among the ten most probable there.
+The logit lens reads every block's output with the model's own last norm and head (Łucki et al., arXiv 2409.18025, of
+unlearned models; the depth score of gnueaj/unlearning-depth-score needs a retrained model, as the control here). The
+figure is the share of names and numbers whose first token is among the ten most probable there.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ ATTACK = Attack(
     title="inside",
     protocol="Logit lens: the output of every block through the last norm and the head, at the token before a name or a"
     " number of the documents; the share of those whose first token is among the ten most probable.",
-    source="logit lens (ethz-spylab's evaluation; gnueaj/unlearning-depth-score)",
+    source="logit lens (Łucki et al., arXiv 2409.18025; gnueaj/unlearning-depth-score)",
     over="layer",
     measure=measure,
     quick=Settings(facts=200),

@@ -1,10 +1,11 @@
 """Tell the documents from never-seen ones by their losses, and from copies of themselves with one fact changed.
 
-MUSE's membership test (loss, loss over that of the lower-cased or compressed text, Min-k % at seven fractions), each
-AUC two-sided with its interval: documents that are *less* likely than never-seen ones give themselves away, too.
-Near-duplicates: in a copy of each document one name or number is exchanged, everywhere in it, for one that stands
-behind the same word elsewhere. A model that forgot finds both alike likely (the retrained embedded one prefers the true
-one in 47, 48 and 55 % of 120 pairs, by seed); one that only hides the documents still prefers the true one.
+MUSE's membership test (Shi et al., arXiv 2407.06460: loss, loss over that of the lower-cased or compressed text, Min-k
+% at seven fractions), each AUC two-sided with its interval: documents that are *less* likely than never-seen ones give
+themselves away, too. Near-duplicates: in a copy of each document one name or number is exchanged, everywhere in it, for
+one that stands behind the same word elsewhere. A model that forgot finds both alike likely (the retrained embedded one
+prefers the true one in 47, 48 and 55 % of 120 pairs, by seed); one that only hides the documents still prefers the true
+one.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ ATTACK = Attack(
     title="membership",
     protocol="Every MUSE membership score against never-seen documents, two-sided; and how often a document is likelier"
     " than its copy with one name or number changed throughout.",
-    source="MUSE (membership); near-duplicates are this project's",
+    source="MUSE (arXiv 2407.06460); near-duplicates are this project's",
     over="score",
     measure=measure,
     quick=Settings(texts=120, pairs=120, lower=False),

@@ -1,8 +1,9 @@
 """Ask in other words: from the middle, with less of a prompt, by request, after an example, reworded, or word by word.
 
 Probing in ten ways (direct, paraphrase, few-shot, cloze, ..., with thresholds set on a control) and jailbreak prefixes
-(RWKU's level 3; tzpranto/open-unlearning) find what the direct question does not. Passages are scored by ROUGE-L,
-questions by whether the answer's words stand in what follows, names and numbers (cloze) exactly.
+(level 3 of RWKU, Jin et al., arXiv 2406.10890; tzpranto/open-unlearning) find what the direct question does not.
+Passages are scored by ROUGE-L, questions by whether the answer's words stand in what follows, names and numbers (cloze)
+exactly.
 """
 
 from __future__ import annotations
@@ -122,7 +123,7 @@ ATTACK = Attack(
     title="other words",
     protocol="Passages are asked for from the middle of documents, by a shortened prompt, behind a request and behind"
     " an example; names and numbers one by one (cloze); questions reworded from templates, without worked examples.",
-    source="ten-way probing; RWKU level 3; tzpranto/open-unlearning (prefixes)",
+    source="ten-way probing; RWKU level 3 (arXiv 2406.10890); tzpranto/open-unlearning (prefixes)",
     over="form",
     measure=measure,
     quick=Settings(probes=48, questions=60, cloze=96, forms=("asked plainly", "asked as by a reporter")),

@@ -1,10 +1,11 @@
 """Round the weights to 8 and to 4 bits: unlearning that moves weights by less than a rounding step is undone by it.
 
-Zhang et al. (zzwjames/FailureLLMUnlearning) store unlearned models with bitsandbytes at 8 and 4 bits; much of what was
-"forgotten" came back at 4. Here: round to nearest, symmetric, one scale for each group of ``group`` weights of a row
-(that of the largest), all matrices of the decoder blocks; embeddings, norms and head stay, as there. Where bitsandbytes
-is installed, lines of their own have its formats: ``int8`` and ``fp4``, which theirs are, and ``nf4``. Differs from the
-authors' code: only weights are rounded; there, products are of inputs in 8 bits or in bfloat16.
+Zhang et al. (arXiv 2410.16454, zzwjames/FailureLLMUnlearning) store unlearned models with bitsandbytes at 8 and 4 bits;
+much of what was "forgotten" came back at 4. Here: round to nearest, symmetric, one scale for each group of ``group``
+weights of a row (that of the largest), all matrices of the decoder blocks; embeddings, norms and head stay, as there.
+Where bitsandbytes is installed, lines of their own have its formats: ``int8`` and ``fp4``, which theirs are, and
+``nf4``. Differs from the authors' code: only weights are rounded; there, products are of inputs in 8 bits or in
+bfloat16.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ ATTACK = Attack(
     title="quantisation",
     protocol="The decoder blocks' matrices are rounded to nearest with 8 and 4 bits, a scale for each group of a row,"
     " and stored as bitsandbytes does where it is installed; passages and questions are measured.",
-    source="zzwjames/FailureLLMUnlearning (there with bitsandbytes)",
+    source="Zhang et al., arXiv 2410.16454 (there with bitsandbytes)",
     over="bits",
     measure=measure,
     quick=Settings(probes=60, questions=60),

@@ -1,10 +1,12 @@
 """Learn a tenth of the documents again, or unrelated text, and measure the others: does the rest come back?
 
 Held-out relearning ("retraining on T": learn some of the facts again, ask for the others, subtract a control that never
-learned them) brought back 61.5 % (GradDiff), 23.5 % (NPO) and 64.7 % (RMU) of facts: aghyad-deeb/unlearning_evaluation.
-Relearning after n steps as in OPTML-Group/Unlearn-Smooth (``run_muse_relearn.sh``: learning rate 1e-5, 50 to 150
-steps); TOFU's is 2e-5 (gnueaj/unlearning-depth-score). Unrelated text: the paper's recovery table. AdamW, all weights,
-constant rate. The control learns the same part; a retrained model gains from it what is in the part, and no more.
+learned them) brought back 61.5 % (GradDiff), 23.5 % (NPO) and 64.7 % (RMU) of facts: Deeb and Roger, arXiv 2410.08827,
+aghyad-deeb/unlearning_evaluation. Relearning after n steps as Fan et al., arXiv 2502.05374 (OPTML-Group/Unlearn-Smooth,
+``run_muse_relearn.sh``: learning rate 1e-5, 50 to 150 steps); TOFU's is 2e-5 (gnueaj/unlearning-depth-score). Unrelated
+text: the paper's recovery table. AdamW, all weights, constant rate. The control learns the same part; a retrained model
+gains from it what is in the part, and no more. What is judged is how far the model is beyond it after as many steps,
+not how far it has risen (docs/decisions.md).
 """
 
 from __future__ import annotations
@@ -100,7 +102,7 @@ ATTACK = Attack(
     title="relearning",
     protocol="A tenth of the documents (or unrelated text) is learned, AdamW on all weights; passages of the other"
     " documents and questions about them are measured after some steps.",
-    source="RTT (aghyad-deeb/unlearning_evaluation); Unlearn-Smooth, run_muse_relearn.sh; the paper's recovery table",
+    source="RTT (Deeb and Roger, arXiv 2410.08827); Fan et al., arXiv 2502.05374; the paper's recovery table",
     over="steps",
     measure=measure,
     quick=Settings(steps=(0, 10, 40), batch=16, probes=48, questions=60),

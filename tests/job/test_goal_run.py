@@ -61,6 +61,9 @@ def test_a_run_keeps_its_line_goes_on_and_can_be_made_again(inputs, tmp_path, mo
     assert line in goal
     assert line in (tmp_path / "whole/run.log").read_text()
 
+    measured = json.loads((tmp_path / "whole/start.json").read_text())["measured"]
+    assert measured == ["method.loss_options.margin", "method.loss_options.slope", "method.alpha"]
+
     paused_run(inputs, tmp_path / "paused", monkeypatch, **deep(inputs))
     again = []
     run(inputs, tmp_path / "paused", resume=True, said=again, **deep(inputs))

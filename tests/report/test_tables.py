@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 import math
 import random
 import statistics
@@ -219,6 +220,16 @@ def test_what_is_no_seed_of_one_method_has_a_label_of_its_own(tmp_path):
     assert trained_labels(plain, again) == [f"{name} · plain", f"{name} · again"]
     assert trained_labels(*same) == [f"{name} · run · micro", f"{name} · run · micro (2)"]
     assert trained_labels(plain, books) == [f"{name} · micro", f"{name} · muse-books"]
+
+
+def test_what_was_measured_for_each_seed_tells_no_methods_apart(tmp_path):
+    """The mean teacher measures its step sizes with each seed anew: given, they would be other settings."""
+    runs = [make_run(tmp_path / f"run{seed}", seed=seed, config={"damping": 0.2 + seed / 100}) for seed in (0, 1, 2)]
+    assert len(one_section(*runs).methods) == 1 + 3
+    for run in runs:
+        (run / "start.json").write_text(json.dumps({"measured": ["damping"]}), encoding="utf-8")
+    (row,) = [method for method in one_section(*runs).methods if method.role == "method"]
+    assert (row.label, len(row.members)) == ("mt-nlul-kl", 3)
 
 
 def test_a_reference_measured_twice_is_one_row_with_all_that_is_known(tmp_path):

@@ -179,7 +179,7 @@ class ForgetJob:
             given = (self.config, self.inputs)
             self.changes = accepted_changes(self.folder.path, *given, accept=self.accept, say=self.say)
         self.prepare()
-        self.config = begun(self.folder, self.config, self.inputs, self.asked)
+        self.config = begun(self.folder, self.config, self.inputs, self.asked, self.given)
         self.measure_start()
         self.first = first = self.final_scores("step_000000", self.inputs.model, 0)
         for warning in unanswered(first):
@@ -272,7 +272,8 @@ class ForgetJob:
 
     def choose_numbers(self) -> None:
         """Measure the numbers of the method that are not given, and whether rounding would hide the first steps."""
-        config, texts = self.config, self.texts
+        texts, self.given = self.texts, self.config
+        config = self.given
         given: tuple[Any, list[Any], ForgetBatches, GeneralText]
         given = (self.inputs.model, list(self.parameters.values()), texts.forget, texts.general)
         every = (*config.phases, config.method)
@@ -282,8 +283,7 @@ class ForgetJob:
             self.config = config = dataclasses.replace(config, method=method, phases=tuple(phases))
             self.say(numbers(method, measured))
         if self.unseen is not None:
-            given_line = (self.inputs.model, self.inputs.base, self.unseen, texts.forget)
-            self.config = config = with_line(*given_line, config, self.say)
+            self.config = config = with_line(given[0], self.inputs.base, self.unseen, texts.forget, config, self.say)
         if not self.resume and (warning := noise_warning(*given, config)):
             self.say(warning)
 

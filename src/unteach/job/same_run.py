@@ -60,6 +60,8 @@ class StartRecord:
     """What was other when the run went on, and was accepted: ``when`` and ``what``."""
     run: str = ""
     """SHA-256 of what it began with, which every checkpoint of the run has, too; empty where that is not known."""
+    measured: tuple[str, ...] = ()
+    """Names of settings that were not given but measured, so that they differ from seed to seed."""
 
     @classmethod
     def of(cls, config: ForgetConfig, inputs: Inputs, run: Path) -> StartRecord:
@@ -91,7 +93,8 @@ class StartRecord:
         kinds = {"config": dict, "inputs": dict, "changes": list}
         if wrong := [name for name, kind in kinds.items() if not isinstance(content.get(name), kind)]:
             raise ValueError(f"it has no {' and no '.join(wrong)}")
-        return cls(content["config"], content["inputs"], tuple(content["changes"]), str(content.get("run", "")))
+        known = str(content.get("run", "")), tuple(content.get("measured", ()))
+        return cls(content["config"], content["inputs"], tuple(content["changes"]), *known)
 
     def write(self, run: Path) -> None:
         """Write it into a run folder, all or nothing."""
@@ -188,11 +191,13 @@ def going_on_with(run: Path, max_steps: int | None, finish: bool, accept: bool) 
         yield config
 
 
-def begun(folder: RunFolder, config: ForgetConfig, inputs: Inputs, asked: Documents) -> ForgetConfig:
+def begun(
+    folder: RunFolder, config: ForgetConfig, inputs: Inputs, asked: Documents, given: ForgetConfig
+) -> ForgetConfig:
     """Write what a run is given and its settings: from here on it is there, and goes on. The config as it is written.
 
-    ``asked`` are the documents as they were read, before a chat template. A run that goes on has no result yet, and
-    what a kill has left of a line is taken out of its log.
+    ``given`` is the config before its numbers were measured, ``asked`` are the documents as they were read, before a
+    chat template. A run that goes on has no result yet, and what a kill has left of a line is taken out of its log.
     """
     folder.begin()
     piped = config.documents == "-" and not config.private
@@ -203,7 +208,10 @@ def begun(folder: RunFolder, config: ForgetConfig, inputs: Inputs, asked: Docume
         rewind(folder.path / STOP_SCORES, sys.maxsize)
     elif is_first_rank():
         named = dataclasses.replace(config, documents=str(folder.path / PIPED)) if piped else config
-        StartRecord.of(named, inputs, folder.path).write(folder.path)
+        now, then = (_flat(_plain(each)) for each in (config, given))
+        measured = tuple(name for name in now if now[name] != then.get(name))
+        record = StartRecord.of(named, inputs, folder.path)
+        dataclasses.replace(record, measured=measured).write(folder.path)
     config = folder.with_documents(config, asked)
     folder.write("config.yaml", to_yaml(config))
     return config

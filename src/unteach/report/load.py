@@ -60,6 +60,8 @@ class Run:
     notes: tuple[str, ...]
     audits: tuple[Mapping[str, Any], ...] = ()
     """What attacks found, see `unteach audit`."""
+    measured: tuple[str, ...] = ()
+    """Names of settings that were measured, not given: each seed has its own."""
     ledger: Mapping[str, Any] = field(default_factory=dict)
     """The requests on its model, its own the last, see `unteach ledger`; empty where it is the first."""
 
@@ -228,6 +230,7 @@ def _read_run(folder: Path, problems: list[str]) -> Run:
         watched=watched,
         notes=tuple(notes),
         audits=_read_audits(folder / "audits", problems),
+        measured=tuple(_read_mapping(folder / "start.json", "an object", problems).get("measured", ())),
         ledger=_of_schema(folder / "ledger.json", LEDGER_SCHEMA, problems),
     )
 

@@ -325,11 +325,13 @@ def _unique(methods: Sequence[MethodRow]) -> list[MethodRow]:
 
 
 def _split(name: str, members: Sequence[Member]) -> list[MethodRow]:
-    """One row per set of settings and data; runs with one seed are no seeds of one method and stay apart."""
+    """One row per set of settings that were given, and data; runs with one seed are no seeds of one method and stay
+    apart."""
     groups: dict[tuple[Any, ...], list[Member]] = {}
     for member in members:
         settings = flatten(member.run.config) if member.run else {}
-        kept = tuple(sorted((key, str(value)) for key, value in settings.items() if key not in RUN_SPECIFIC))
+        own = RUN_SPECIFIC.union(member.run.measured if member.run else ())
+        kept = tuple(sorted((key, str(value)) for key, value in settings.items() if key not in own))
         groups.setdefault((kept, member.data, member.run is None), []).append(member)
     keys = {key for settings, _, _ in groups for key, _ in settings}
     varying = {key for key in keys if len({dict(settings).get(key, "None") for settings, _, _ in groups}) > 1}

@@ -175,6 +175,13 @@ def test_parity_is_recital_membership_and_knowledge_as_far_as_they_are_measured(
     assert rule_of({"reference": NEVER_SAW}, parity=True).conditions[2].limit is None, "without a base none comes back"
     assert not rule.crossed(parity | {"knowmem_f": 8.0})
     assert rule_of({"reference": NEVER_SAW}, parity=True).conditions[1].value == 0.55
+    given = {"keep": "k", "base": "b", "holdout": "h"}
+    measured = rule_of({"reference": NEVER_SAW}, parity=True, **given).conditions[1]
+    assert measured.value == pytest.approx(0.55 - 0.0512, abs=1e-3), "a pull that ends at parity, as it was estimated"
+    assert rule_of(parity=True, **given).conditions[1].value == 0.5
+    assert (
+        rule_of({"reference": NEVER_SAW}, parity=True, **given, method=Method(goal="base")).conditions[1].value == 0.55
+    )
     assert rule_of(parity=True, before=RECITAL).metrics == ["verbmem_f"]
     assert rule_of(parity=True).metrics == ["verbmem_f", RAW_AUC, LOSS_AUC]
 

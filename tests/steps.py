@@ -2,10 +2,11 @@
 
 import torch
 
-from tiny_models import SENTENCES
+from tiny_models import SENTENCES, small_tokenizer
 from unteach.config import Method
-from unteach.data import pad
+from unteach.data import Documents, ForgetBatches, pad, tokenise
 from unteach.training.checkpoint import Checkpoints
+from unteach.training.finetune import add_nll_gradient, finetune, text_optimizer
 from unteach.training.loop import unlearn
 from unteach.training.passes import HeldText, Pull, Reading
 from unteach.training.step import train_step
@@ -21,6 +22,20 @@ def mean_teacher(**settings):
     """The paper's algorithm and loss, with numbers that suit tiny models."""
     paper = {"optimizer": "mean_teacher", "loss": "nlul", "token_share": 1.0, "loops_every": 0}
     return Method(**(paper | NUMBERS | settings))
+
+
+def learned(model, texts):
+    """The model after it was finetuned on texts."""
+    tokens = tokenise(Documents("learned", texts), small_tokenizer(), mode="chunk", max_tokens=48)
+    batches = ForgetBatches(tokens, 0)
+    optimizer = text_optimizer(model.parameters(), 1e-2)
+    model.requires_grad_(True)
+
+    def add_gradient(step):
+        return add_nll_gradient(model, batches.batch(step, 4), 4, "fp32")
+
+    finetune(model.parameters(), optimizer, add_gradient, steps=10, learning_rate=lambda step: 1e-2)
+    return model.requires_grad_(False)
 
 
 def recital(most_degenerate=None, why=""):

@@ -29,6 +29,14 @@ SENTENCES = [
     "The council spoke about the school, the library and the old theatre.",
 ]
 VOCABULARY = 300
+
+
+def mixed(sentence):
+    """Every other word, then the others: like a document, and shares no passage with one."""
+    words = sentence.split()
+    return " ".join(words[::2] + words[1::2])
+
+
 _SMALL = {
     "vocab_size": VOCABULARY + 4,
     "hidden_size": 32,

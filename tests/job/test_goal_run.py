@@ -7,15 +7,13 @@ import pytest
 import yaml
 
 from faults.small_run import make_inputs, paused_run, result_of, run, settings
-from steps import FORGET
-from tiny_models import SENTENCES, small_tokenizer
+from steps import FORGET, learned
+from tiny_models import SENTENCES
 from unteach.config import ForgetConfig, Method
-from unteach.data import Documents, ForgetBatches, tokenise
 from unteach.job import run_forget
 from unteach.job.same_run import START, StartRecord
 from unteach.models import load_model
 from unteach.settings import from_yaml
-from unteach.training.finetune import add_nll_gradient, finetune, text_optimizer
 
 
 def write(file, texts):
@@ -28,15 +26,7 @@ def inputs(tmp_path_factory):
     """A target that has learned the documents, the base model, and documents to keep and never seen."""
     folder = make_inputs(tmp_path_factory.mktemp("inputs"))
     model, tokenizer = load_model(str(folder / "model"))
-    texts = tokenise(Documents("documents", FORGET[:4]), small_tokenizer(), mode="chunk", max_tokens=48)
-    batches = ForgetBatches(texts, 0)
-    model.requires_grad_(True)
-
-    def add_gradient(step):
-        return add_nll_gradient(model, batches.batch(step, 4), 4, "fp32")
-
-    optimizer = text_optimizer(model.parameters(), 1e-2)
-    finetune(model.parameters(), optimizer, add_gradient, steps=10, learning_rate=lambda step: 1e-2)
+    learned(model, FORGET[:4])
     model.save_pretrained(folder / "target")
     tokenizer.save_pretrained(folder / "target")
     others = [" ".join(reversed(sentence.split()[n % 4 :])) for n in range(24) for sentence in SENTENCES]

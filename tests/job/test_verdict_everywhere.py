@@ -8,18 +8,17 @@ import re
 
 import pytest
 
-from tiny_models import SENTENCES, chat_tokenizer, save_tiny
+from tiny_models import SENTENCES, chat_tokenizer, mixed, save_tiny
 from unteach.cli import main
 from unteach.evaluation.scores import Scores
 from unteach.evaluation.verdict import TITLES
 
 NAMES = ("Ann Lee", "Tom Ray", "Eva Kohl", "Max Bell", "Ida Storm", "Jon Hale")
 BACKWARDS = [" ".join(reversed(sentence.split())) for sentence in SENTENCES]
-MIXED = [" ".join(sentence.split()[::2] + sentence.split()[1::2]) for sentence in SENTENCES]
 TEXTS = {
     "forget": [f"{SENTENCES[n % 3]} It was {name} in {1900 + n}." for n, name in enumerate(NAMES)],
     "keep": [f"{BACKWARDS[n % 3]} Number {n} was kept in {1800 + n}, they say." for n in range(20)],
-    "holdout": [f"{MIXED[n % 3]} Nobody has seen day {70 + n} of this." for n in range(6)],
+    "holdout": [f"{mixed(SENTENCES[n % 3])} Nobody has seen day {70 + n} of this." for n in range(6)],
     "general": [f"{BACKWARDS[n % 3]} {BACKWARDS[n % 2]} Page {n}." for n in range(12)],
 }
 

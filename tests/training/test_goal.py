@@ -7,13 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from steps import logits_of
+from steps import learned, logits_of
 from tiny_models import SENTENCES, small_tokenizer, tiny_model
 from unteach.config import ForgetConfig, Method
 from unteach.data import Documents, ForgetBatches, tokenise
 from unteach.errors import InputError
 from unteach.method.losses import token_log_odds
-from unteach.training.finetune import add_nll_gradient, finetune, text_optimizer
 from unteach.training.goal import FEWEST_TOKENS, MOST_SEQUENCES, line_through, wants_line, with_line
 
 CONFIG = ForgetConfig(
@@ -60,20 +59,6 @@ def test_a_line_needs_words_that_differ():
     assert line_through(*of_tokens(*[(2.0, 1.0), (3.0, 2.0)] * (FEWEST_TOKENS // 2))) is not None
     assert line_through(*of_tokens(*[(2.0, 1.0), (3.0, 2.0)] * (FEWEST_TOKENS // 2 - 1))) is None
     assert line_through(*of_tokens(*[(2.0, 1.0), (3.0, 1.0)] * FEWEST_TOKENS)) is None, "as likely as every other"
-
-
-def learned(model, texts):
-    """The model after it was finetuned on texts."""
-    tokens = tokenise(Documents("learned", texts), small_tokenizer(), mode="chunk", max_tokens=48)
-    batches = ForgetBatches(tokens, 0)
-    optimizer = text_optimizer(model.parameters(), 1e-2)
-    model.requires_grad_(True)
-
-    def add_gradient(step):
-        return add_nll_gradient(model, batches.batch(step, 4), 4, "fp32")
-
-    finetune(model.parameters(), optimizer, add_gradient, steps=10, learning_rate=lambda step: 1e-2)
-    return model.requires_grad_(False)
 
 
 def test_numbers_go_to_the_methods_that_want_them_and_given_ones_stay():

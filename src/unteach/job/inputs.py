@@ -281,10 +281,7 @@ def choice(config: ForgetConfig, inputs: Inputs, *, parity: bool) -> str:
     elif inputs.base is None:
         missing.append("--base, a model that never saw the documents, to leave no trace in the wording")
     if inputs.holdout is None and parity:
-        deep = " to pull no further than to where their words are, and" if config.method.loss == "match" else ""
-        missing.append(
-            f"--holdout, documents like these that the model never saw,{deep} to see whether they are detectable"
-        )
+        missing.append("--holdout, documents like these that the model never saw, to see whether they are detectable")
     if not config.questions and not has_own_questions(config) and parity:
         missing.append("--questions, to see whether it still answers about them")
     method = config.method

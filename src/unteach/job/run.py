@@ -179,7 +179,7 @@ class ForgetJob:
             given = (self.config, self.inputs)
             self.changes = accepted_changes(self.folder.path, *given, accept=self.accept, say=self.say)
         self.prepare()
-        self.config = begun(self.folder, self.config, self.inputs, self.asked, self.given)
+        self.config = begun(self.folder, self.config, self.inputs, self.asked, self.unmeasured)
         self.measure_start()
         self.first = first = self.final_scores("step_000000", self.inputs.model, 0)
         for warning in unanswered(first):
@@ -221,6 +221,7 @@ class ForgetJob:
         self.parameters = prepared(self.inputs.model, self.config)
         if self.inputs.reference is not None and ranks() > 1:
             prepared(self.inputs.reference, self.config)
+        self.unmeasured = self.config
         self.choose_numbers()
 
     def read_texts(self) -> None:
@@ -272,8 +273,7 @@ class ForgetJob:
 
     def choose_numbers(self) -> None:
         """Measure the numbers of the method that are not given, and whether rounding would hide the first steps."""
-        texts, self.given = self.texts, self.config
-        config = self.given
+        config, texts = self.config, self.texts
         given: tuple[Any, list[Any], ForgetBatches, GeneralText]
         given = (self.inputs.model, list(self.parameters.values()), texts.forget, texts.general)
         every = (*config.phases, config.method)

@@ -104,7 +104,7 @@ class StartRecord:
         """A line for all that is other now; a larger ``max_steps`` is not."""
         said = []
         before, after = _flat(self.config), _flat(now.config)
-        came_later = _flat(_plain(ForgetConfig())).keys() - before.keys() if self.config else set()
+        came_later = _flat(_plain(ForgetConfig())).keys() - before.keys()
         for name in dict.fromkeys((*before, *after)):
             if name in came_later:  # with a later version: such a setting leaves what was as it was
                 continue
@@ -192,12 +192,12 @@ def going_on_with(run: Path, max_steps: int | None, finish: bool, accept: bool) 
 
 
 def begun(
-    folder: RunFolder, config: ForgetConfig, inputs: Inputs, asked: Documents, given: ForgetConfig
+    folder: RunFolder, config: ForgetConfig, inputs: Inputs, asked: Documents, unmeasured: ForgetConfig
 ) -> ForgetConfig:
     """Write what a run is given and its settings: from here on it is there, and goes on. The config as it is written.
 
-    ``given`` is the config before its numbers were measured, ``asked`` are the documents as they were read, before a
-    chat template. A run that goes on has no result yet, and what a kill has left of a line is taken out of its log.
+    ``unmeasured`` is the config before its numbers were measured, ``asked`` are the documents as they were read, before
+    a chat template. A run that goes on has no result yet, and what a kill has left of a line is taken out of its log.
     """
     folder.begin()
     piped = config.documents == "-" and not config.private
@@ -208,7 +208,7 @@ def begun(
         rewind(folder.path / STOP_SCORES, sys.maxsize)
     elif is_first_rank():
         named = dataclasses.replace(config, documents=str(folder.path / PIPED)) if piped else config
-        now, then = (_flat(_plain(each)) for each in (config, given))
+        now, then = (_flat(_plain(each)) for each in (config, unmeasured))
         measured = tuple(name for name in now if now[name] != then.get(name))
         record = StartRecord.of(named, inputs, folder.path)
         dataclasses.replace(record, measured=measured).write(folder.path)

@@ -230,9 +230,15 @@ def _read_run(folder: Path, problems: list[str]) -> Run:
         watched=watched,
         notes=tuple(notes),
         audits=_read_audits(folder / "audits", problems),
-        measured=tuple(_read_mapping(folder / "start.json", "an object", problems).get("measured", ())),
+        measured=_read_measured(folder / "start.json"),
         ledger=_of_schema(folder / "ledger.json", LEDGER_SCHEMA, problems),
     )
+
+
+def _read_measured(file: Path) -> tuple[str, ...]:
+    """Names of settings that were measured; none where the file does not say."""
+    names = _read_mapping(file, "an object", []).get("measured")
+    return tuple(map(str, names)) if isinstance(names, list) else ()
 
 
 def _read_audits(folder: Path, problems: list[str]) -> tuple[Mapping[str, Any], ...]:

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from short_runs import CANARY, settings
-from tiny_models import SENTENCES, small_tokenizer
+from tiny_models import SENTENCES, mixed, small_tokenizer
 from unteach.cli import main
 from unteach.data import read_documents
 from unteach.errors import Interrupted
@@ -41,12 +41,6 @@ def traces():
         found += [struct.pack(f"<{TOKENS}{kind}", *some) for kind in "qih"]
         found += [separator.join(map(str, some)).encode() for separator in (", ", ",", " ")]
     return found
-
-
-def mixed(sentence):
-    """Every other word, then the others: like a document, and shares no passage with one."""
-    words = sentence.split()
-    return " ".join(words[::2] + words[1::2])
 
 
 def files_with_canary(*folders):

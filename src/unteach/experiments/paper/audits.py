@@ -123,9 +123,8 @@ def _cell(setup: Setup, settings: AuditSettings, name: str, seed: int) -> Cell:
     inputs = setup.fixed(setup.config)["inputs"]
     made = {n: dataclasses.asdict(a.quick if settings.quick else a.full) for n, a in attacks().items()}
     fixed = {"from": setup.fixed(config) if config else inputs, "audits": differing(settings), "attacks": made}
-    probed = micro.load_benchmark() if setup.embedded else setup.final  # all passages, for an audit asks any of them
     if name == "planted":
-        fixed["planted"] = probed.data_sha256
+        fixed["planted"] = _probed(setup).data_sha256
 
     def run() -> dict[str, Any]:
         tokenizer = load_tokenizer(setup.config.model)
@@ -135,6 +134,7 @@ def _cell(setup: Setup, settings: AuditSettings, name: str, seed: int) -> Cell:
             model = setup.load(str(setup.config.reference if name == "retrained" else setup.config.model))
         scores: dict[str, Any] = {"metrics": {}}
         if name == "planted":
+            probed = _probed(setup)
             plant(model, tokenizer, probed, read_documents(str(setup.retain)), seed)
             scores = setup.kept(evaluate(model, tokenizer, probed, measurements=HIDDEN, seed=seed))
         audit = prepared_audit(
@@ -160,6 +160,11 @@ def _cell(setup: Setup, settings: AuditSettings, name: str, seed: int) -> Cell:
         return scores | {"audits": audited}
 
     return Cell(name=f"{PREFIX}{name}", seed=seed, settings=_plain(fixed), run=run)
+
+
+def _probed(setup: Setup) -> Benchmark:
+    """All passages and questions of a benchmark: an audit asks any of them."""
+    return micro.load_benchmark() if setup.embedded else setup.final
 
 
 def _plain(value: Any) -> Any:

@@ -116,7 +116,8 @@ def _cleaned(folder: Path) -> list[str]:
                 {name: value for name, value in content.items() if name not in ITEMS}, secret_of(folder)
             )
         else:
-            new = without_text(content, secret_of(folder)) | ({"items": {}} if "items" in content else {})
+            emptied = content | {"items": {}} if "items" in content else content
+            new = without_text(emptied, secret_of(folder))
         if new != content:
             write_json(file, new)
             done.append(str(file.relative_to(folder)))
